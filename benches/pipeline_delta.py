@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from deltalake import DeltaTable
-from strata_pipeline.lake.delta import OpenTable, publish
+from strata_pipeline.lake.delta import publish
 from strata_pipeline.lake.lake import Lake
 
 from benches.measures import Measure
@@ -34,13 +34,12 @@ def measure(commits: int, folder: Path, say: Callable[[str], None]) -> list[Meas
     maker = partial(made_rows, made=Made(rows, False, day * _DAY, _DAY - 1))
     published: list[float] = []
     opening: list[float] = []
-    kept = OpenTable()
     computed: list[float] = []
     for number, _ in enumerate(batches_added(lake, maker, rows, day, _BATCH_ROWS)):
         began, worked = time.perf_counter(), time.process_time()
         found = Lake.open(lake)
         between = time.perf_counter()
-        done = publish(found, days=(), opened=kept)
+        done = publish(found, days=())
         ended = time.perf_counter()
         assert done.version == number and done.rows == (number + 1) * _BATCH_ROWS
         opening.append(1e3 * (between - began))

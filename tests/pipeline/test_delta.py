@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -30,7 +31,6 @@ from strata_pipeline.jobs import erase as erasing
 from strata_pipeline.lake import delta
 from strata_pipeline.lake.delta import (
     APP,
-    OpenTable,
     Published,
     delta_log,
     is_published,
@@ -155,10 +155,10 @@ def test_what_is_gained_is_published_without_a_look_at_older_files(tmp_path, mon
     assert DeltaTable(path / "packets").version() == 2
 
 
-def test_a_table_that_was_left_open_is_opened_anew_where_it_is_not_what_it_was(tmp_path, monkeypatch):
-    path, opened = tmp_path / "lake", OpenTable()
+def test_of_a_log_that_is_its_own_only_the_end_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "lake"
     write_batch(path, [1])
-    publish(Lake.open(path), days=(), opened=opened)
+    publish(Lake.open(path), days=())
     made: list[str] = []
 
     def noted(table: str, **options: Any) -> DeltaTable:
@@ -168,29 +168,84 @@ def test_a_table_that_was_left_open_is_opened_anew_where_it_is_not_what_it_was(t
     monkeypatch.setattr(delta, "DeltaTable", noted)
     for number in (2, 3, 4):
         write_batch(path, [number])
-        assert publish(Lake.open(path), days=(), opened=opened).version == number - 1
-    assert len(made) == 1
-    # Another process has published meanwhile.
+        assert publish(Lake.open(path), days=()).version == number - 1
+    assert not made
+    # Delta's own commits are read as ours are.
     write_batch(path, [5])
     publish(Lake.open(path))
     made.clear()
     write_batch(path, [6])
-    assert publish(Lake.open(path), days=(), opened=opened).version == 5 and not made
-    # Another log: with fewer versions, with as many, and none.
+    assert publish(Lake.open(path), days=()).version == 5 and not made
+    assert publish(Lake.open(path), days=()).version == 5 and not made
+    # Another program's commit, which names no manifest, is not the end of ours.
+    DeltaTable(path / "packets").alter.set_table_name("another")
+    write_batch(path, [7])
+    assert publish(Lake.open(path), days=()).version == 7 and made
+    # Another log, and none.
     publish(Lake.open(path), rebuild=True)
-    for number in range(7, 13):
-        write_batch(path, [number])
-        assert publish(Lake.open(path), days=(), opened=opened).version == number - 6
-    publish(Lake.open(path), rebuild=True)
-    for number in range(13, 20):
+    write_batch(path, [8])
+    assert publish(Lake.open(path), days=()).version == 1
+    shutil.rmtree(path / "packets" / "_delta_log")
+    write_batch(path, [9])
+    assert publish(Lake.open(path), days=()).version == 0
+    assert digest(with_pyarrow(path, 0)) == digest(with_files(path, 0)) and len(read(path)) == 9
+
+
+def test_a_commit_of_what_is_new_is_as_deltas_own(tmp_path):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for path, days in ((ours, ()), (theirs, None)):
+        for number in (1, 3):
+            write_batch(path, [number, number + 1])
+            publish(Lake.open(path), days=days)
+    commits = [
+        list(map(json.loads, (path / f"packets/_delta_log/{1:020}.json").read_text().splitlines()))
+        for path in (ours, theirs)
+    ]
+    [our_info, *our_rest], [their_info, *their_rest] = commits
+    for said in their_rest:
+        for absent in ("tags", "baseRowId", "defaultRowCommitVersion", "clusteringProvider"):
+            assert said.get("add", {}).pop(absent, None) is None
+    assert without_times(our_rest) == without_times(their_rest)
+    for name in ("operation", "operationParameters"):
+        assert our_info["commitInfo"][name] == their_info["commitInfo"][name]
+
+
+def without_times(actions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Actions without what two lakes do not share: when files were written, and their names."""
+    for told in (told for action in actions for told in action.values()):
+        for name in ("modificationTime", "lastUpdated"):
+            told.pop(name, None)
+        if "path" in told:
+            told["path"] = str(Path(told["path"]).parent)
+    return actions
+
+
+def test_each_hundredth_commit_makes_a_checkpoint_and_cleans_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(delta, "_CHECKPOINT_EVERY", 3)
+    path = tmp_path / "lake"
+    for number in range(8):
+        write_batch(path, [number + 1])
+        publish(Lake.open(path), days=())
+    log = path / "packets" / "_delta_log"
+    assert [int(one.name[:20]) for one in sorted(log.glob("*.checkpoint.parquet"))] == [3, 6]
+    assert {digest(reader(path, 7)) for reader in READERS} == {digest(with_pyarrow(path, 7))}
+    assert len(read(path)) == 8
+
+
+def test_a_last_commit_that_is_damaged_is_told_of(tmp_path):
+    path = tmp_path / "lake"
+    for number in (1, 2):
         write_batch(path, [number])
         publish(Lake.open(path), days=())
-    write_batch(path, [20])
-    assert publish(Lake.open(path), days=(), opened=opened).version == 8
-    shutil.rmtree(path / "packets" / "_delta_log")
-    write_batch(path, [21])
-    assert publish(Lake.open(path), days=(), opened=opened).version == 0
-    assert digest(with_pyarrow(path, 0)) == digest(with_files(path, 0)) and len(read(path)) == 21
+    [*_, last] = sorted((path / "packets" / "_delta_log").glob("*.json"))
+    write_batch(path, [3])
+    for text in (b"{", b"\xff", b'{"txn":{"appId":"strata-lake","version":"x"}}'):
+        last.write_bytes(text)
+        for days in ((), None):
+            with pytest.raises(
+                LakeError, match=r"cannot be used: .*\. publish-delta --rebuild makes another log"
+            ):
+                publish(Lake.open(path), days=days)
 
 
 def test_who_read_the_chain_before_another_published_more_of_it_goes_on_behind(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from strata_pipeline.lake.delta import OpenTable, is_published, publish
+from strata_pipeline.lake.delta import is_published, publish
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.places import AnyLake, open_lake
 
@@ -32,7 +32,6 @@ class DeltaFollower:
 
     def __init__(self, lake: AnyLake) -> None:
         self._lake = lake
-        self._table = OpenTable()
         self._reached = -1
         self._next_at = 0.0
 
@@ -45,5 +44,5 @@ class DeltaFollower:
             return
         # On a disk the archive's own chain is the newest; in a bucket others may have rewritten days.
         lake = self._lake
-        publish(lake if isinstance(lake, Lake) else open_lake(lake.place), days=(), opened=self._table)
+        publish(lake if isinstance(lake, Lake) else open_lake(lake.place), days=())
         self._reached, self._next_at = reached, time.monotonic() + _PAUSE_SECONDS

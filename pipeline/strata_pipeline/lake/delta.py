@@ -7,7 +7,6 @@ Each commit records the manifest up to which it goes, so publishing can be repea
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Collection
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from pyspark.sql.types import StringType, StructField, StructType
@@ -24,11 +23,12 @@ from strata.protocol.lake import Manifest, day_text, parse_day
 
 from strata_pipeline.errors import LakeBusy, LakeError, UsageError
 from strata_pipeline.lake.checking import batch_name
+from strata_pipeline.lake.delta_commits import encode_commit, read_commit
 from strata_pipeline.lake.delta_places import DeltaPlace, delta_log, place_of
 from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.schemas import schema
 
-__all__ = ["APP", "OpenTable", "Published", "delta_log", "is_published", "publish", "published_files"]
+__all__ = ["APP", "Published", "delta_log", "is_published", "publish", "published_files"]
 
 APP = "strata-lake"
 """The application id of our commits; its version is the number of the last manifest that a commit covers."""
@@ -62,54 +62,17 @@ class Published:
     """The number of rows in the days at which this run has looked, even if only at their new batches."""
 
 
-class OpenTable:
-    """The table as the last publication left it, for a process that publishes repeatedly: the more files a
-    log names, the longer it takes to open. Later commits by others are read on top of it; a log that was made
-    again is opened from the start.
-    """
-
-    def __init__(self) -> None:
-        self._left: tuple[DeltaTable, bytes] | None = None  # with the last commit
-
-    def open(self, place: DeltaPlace) -> DeltaTable:
-        """The table as it is now. Raises `DeltaError`."""
-        table = self._at_hand(place)
-        if table is None:
-            return DeltaTable(place.table, storage_options=place.options)
-        table.update_incremental()
-        return table
-
-    def _at_hand(self, place: DeltaPlace) -> DeltaTable | None:
-        if self._left is None:
-            return None
-        (table, commit), self._left = self._left, None
-        with contextlib.suppress(OSError):
-            if place.commit(table.version()) == commit:
-                return table
-        return None
-
-    def leave(self, place: DeltaPlace, table: DeltaTable) -> None:
-        """Keep the table for the next time."""
-        self._left = table, place.commit(table.version())
-
-
 def is_published(lake: AnyLake) -> bool:
     """Whether the lake has a Delta log."""
-    return place_of(lake).has_log()
+    return place_of(lake).version() is not None
 
 
-def publish(
-    lake: AnyLake,
-    *,
-    days: Collection[int] | None = None,
-    rebuild: bool = False,
-    opened: OpenTable | None = None,
-) -> Published:
+def publish(lake: AnyLake, *, days: Collection[int] | None = None, rebuild: bool = False) -> Published:
     """Bring the Delta log up to date with the chain, as `lake` has read it, in one commit.
 
     This looks at all days or, with `days`, at these and at the days of what the chain has gained since the
     last commit. If the gained batches lie in folders as the archive wrote them, and `days` is empty, it looks
-    at these batches alone: such a publication, with `opened` from the previous one, takes as long after a
+    at these batches alone, and of the log only at the last commit: such a publication takes as long after a
     year as on the first day. `rebuild` moves the log aside (in a bucket, deletes it) and makes another. On a
     disk this waits for another publisher and for a day whose files are being replaced; in a bucket it raises
     `LakeBusy` if others are repeatedly faster. Raises `LakeError` if the log or the files do not belong to
@@ -123,14 +86,15 @@ def publish(
             place.put_log_away()
         for _ in range(_ATTEMPTS):
             try:
-                return _publish(lake, place, days, opened or OpenTable())
+                return _publish(lake, place, days)
             except CommitFailedError:
                 continue  # another publisher has put the same version
             except OSError as error:
                 raise place.failed(error) from None
             except DeltaError as error:
+                reason = str(error).partition("\n")[0]  # what follows may be the library's stack
                 raise LakeError(
-                    f"{place.log} cannot be used: {error}. publish-delta --rebuild makes another log"
+                    f"{place.log} cannot be used: {reason}. publish-delta --rebuild makes another log"
                 ) from None
     raise LakeBusy(f"others write to {place.log} all the time: run this again later")
 
@@ -144,19 +108,20 @@ def published_files(lake: Path, version: int | None = None) -> list[Path]:
     return [packets / path for path in _actions(DeltaTable(packets, version=version))]
 
 
-def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None, opened: OpenTable) -> Published:
-    table = opened.open(place) if place.has_log() else None
+def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None) -> Published:
+    version = place.version()
+    if days is not None and not days and version is not None:
+        done = _publish_gained(lake, place, version)
+        if done is not None:
+            return done
+    table = None if version is None else DeltaTable(place.table, storage_options=place.options)
     if place.is_outdated():
         lake.load()  # else replaced objects would displace the newer ones that the log may already name
-    begun = -1 if table is None else _check_same_chain(lake, place, table)
+    begun = -1 if table is None else _covered_by_table(lake, place, table)
     last = lake.chain.end.number - 1
     look = set(lake.days())
-    if table is not None:
-        if days is not None:
-            done = None if days else _publish_gained(lake, place, table, begun, opened)
-            if done is not None:
-                return done
-            look = {*days, *(manifest.span.day for manifest in lake.chain.after(str(begun)))} & look
+    if table is not None and days is not None:
+        look = {*days, *(manifest.span.day for manifest in lake.chain.after(str(begun)))} & look
     known = {} if table is None else _actions(table)
     names = {day_text(day) for day in look}
     # A look at all days also finds files in the log from days that the chain does not have.
@@ -191,14 +156,16 @@ def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None, ope
     return Published(table.version(), last, len(added), len(removed), sum(rows.values()))
 
 
-def _publish_gained(
-    lake: AnyLake, place: DeltaPlace, table: DeltaTable, begun: int, opened: OpenTable
-) -> Published | None:
-    """Add the batches that the chain has gained since manifest `begun`, without reading older ones.
+def _publish_gained(lake: AnyLake, place: DeltaPlace, version: int) -> Published | None:
+    """Add the batches that the chain has gained since the last commit, without reading older ones.
 
-    Return None if they do not lie in their own folders, because a day was rewritten meanwhile.
+    Return None if that commit is not ours, or if the batches do not lie in their own folders, because a day
+    was rewritten meanwhile.
     """
-    gained = lake.chain.after(str(begun))
+    commit = read_commit(place.commit(version), APP)
+    if commit.transaction is None or _TIP not in commit.info:
+        return None
+    gained = lake.chain.after(str(_covered(lake, place, commit.transaction, commit.info[_TIP])))
     days = {manifest.span.day for manifest in gained}
     if any(map(lake.erasures.erased_from, days)):
         return None
@@ -209,17 +176,17 @@ def _publish_gained(
             return None
         _check_batch(manifest, found or [])
         added += found or []
-    version = table.version()
-    opened.leave(place, table)
+    last = lake.chain.end.number - 1
     if added:
-        cleans_up = (version + 1) % _CHECKPOINT_EVERY == 0
-        table.create_write_transaction(
-            [*added], "append", _schema(), _PARTITIONS, commit_properties=_properties(lake),
-            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=cleans_up),
-        )  # fmt: skip
-        version += 1  # the commit was not retried, and the next `open` of the table reads it
-    rows = sum(map(lake.rows_of, days))
-    return Published(version, lake.chain.end.number - 1, len(added), 0, rows)
+        version += 1
+        text = encode_commit(added, _PARTITIONS, APP, last, {_TIP: lake.tip}, time.time())
+        if not place.put_commit(version, text):
+            raise CommitFailedError(f"version {version} is there already")
+        if version % _CHECKPOINT_EVERY == 0:
+            table = DeltaTable(place.table, storage_options=place.options)
+            table.create_checkpoint()
+            table.cleanup_metadata()
+    return Published(version, last, len(added), 0, sum(map(lake.rows_of, days)))
 
 
 def _check_batch(manifest: Manifest, files: list[AddAction]) -> None:
@@ -243,12 +210,17 @@ def _properties(lake: AnyLake) -> CommitProperties:
     )
 
 
-def _check_same_chain(lake: AnyLake, place: DeltaPlace, table: DeltaTable) -> int:
+def _covered_by_table(lake: AnyLake, place: DeltaPlace, table: DeltaTable) -> int:
     """The number of the last manifest that the log covers. Raises `LakeError` for a log of another chain."""
-    number = table.transaction_version(APP)
+    tip = read_commit(place.commit(table.version()), APP).info.get(_TIP)
+    return _covered(lake, place, table.transaction_version(APP), tip)
+
+
+def _covered(lake: AnyLake, place: DeltaPlace, number: int | None, tip: object) -> int:
+    """Check the number of the last manifest that the log covers, as our last commit has it, by the tip that
+    the log's last commit names. Raises `LakeError` for a log of another chain."""
     if number is not None and number >= lake.chain.end.number:
         lake.load()  # another publisher has published what the chain has gained since it was read here
-    tip = _tip_of(place.commit(table.version()))
     end = lake.chain.end
     if number is not None and number < end.number:
         found = end.tip if number == end.number - 1 else lake.chain.one(number).hash
@@ -258,12 +230,6 @@ def _check_same_chain(lake: AnyLake, place: DeltaPlace, table: DeltaTable) -> in
         f"{place.log} is not of this chain, which was migrated, cut off or replaced since. If "
         "the chain is right, publish-delta --rebuild makes another log"
     )
-
-
-def _tip_of(commit: bytes) -> str | None:
-    """The tip of the chain that a commit names."""
-    told = (json.loads(line) for line in commit.splitlines())
-    return next((one["commitInfo"].get(_TIP) for one in told if "commitInfo" in one), None)
 
 
 def _check_rows(

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
@@ -31,6 +31,7 @@ __all__ = ["DeltaPlace", "delta_log", "place_of"]
 _BOUNDED = ("sequence", "received_at", "timestamp")
 """The columns by whose least and greatest values a reader may skip a file."""
 _AT_ONCE = 16
+_is_commit = re.compile(r"\d{20}\.json").fullmatch
 _decoration = re.compile(r"\x1b\[[0-9;]*m|↳")
 _FOOTER_BYTES = 64 * 2**10
 """Footers are rarely longer. A footer is at the end of a file, so only the end is requested."""
@@ -51,14 +52,17 @@ class DeltaPlace(Protocol):
     def log(self) -> str:
         """Where the log is, for messages."""
 
-    def has_log(self) -> bool:
-        """Whether there is one."""
+    def version(self) -> int | None:
+        """The version of its last commit; None if there is no log."""
 
     def is_outdated(self) -> bool:
         """Whether days were rewritten since the lake was read, which `files` would not see."""
 
     def commit(self, version: int) -> bytes:
         """The commit of a version, as the log has it."""
+
+    def put_commit(self, version: int, text: bytes) -> bool:
+        """Put the commit of a version, whole and durably; return False if there is one already."""
 
     def failed(self, error: OSError) -> Exception:
         """The error to raise if the log could not be reached."""
@@ -95,16 +99,23 @@ class _OnDisk:
         self.options: dict[str, str] | None = None
         self.log = str(delta_log(lake))
 
-    def has_log(self) -> bool:
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.log) as found:
-            return any(one.name.endswith(".json") for one in found)
-        return False
+    def version(self) -> int | None:
+        with contextlib.suppress(FileNotFoundError):
+            return _last_version(os.listdir(self.log))
+        return None
 
     def is_outdated(self) -> bool:
         return False  # folders are always read as they are now
 
     def commit(self, version: int) -> bytes:
         return Path(self.log, _commit_name(version)).read_bytes()
+
+    def put_commit(self, version: int, text: bytes) -> bool:
+        try:
+            files.write_new(Path(self.log, _commit_name(version)), text)
+        except LakeError:
+            return False
+        return True
 
     def failed(self, error: OSError) -> Exception:
         return error
@@ -152,14 +163,17 @@ class _InBucket:
         told = {f"aws_{name}": value for name, value in self._lake.store.settings.items()}
         return told | {"allow_http": str(self._lake.store.plain_http).lower()}
 
-    def has_log(self) -> bool:
-        return any(name.endswith(".json") for name in self._lake.store.keys(DELTA_LOG))
+    def version(self) -> int | None:
+        return _last_version(PurePosixPath(name).name for name in self._lake.store.keys(DELTA_LOG))
 
     def is_outdated(self) -> bool:
         return self._lake.generations.has_more()
 
     def commit(self, version: int) -> bytes:
         return self._lake.store.get(f"{DELTA_LOG}/{_commit_name(version)}")
+
+    def put_commit(self, version: int, text: bytes) -> bool:
+        return self._lake.store.put_new(f"{DELTA_LOG}/{_commit_name(version)}", text)
 
     def failed(self, error: OSError) -> Exception:
         told = " ".join(_decoration.sub("", str(error)).split())
@@ -201,6 +215,12 @@ class _InBucket:
 
 def _commit_name(version: int) -> str:
     return f"{version:020}.json"
+
+
+def _last_version(names: Iterable[str]) -> int | None:
+    # As many digits each: the greatest name is that of the last version.
+    last = max((name for name in names if _is_commit(name)), default=None)
+    return None if last is None else int(last.partition(".")[0])
 
 
 def _on_disk(name: str, path: Path) -> AddAction:

@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from strata.protocol.errors import InvalidPacket
@@ -36,6 +36,7 @@ from relayd.identity.authors import DECISIVE_TYPES, Authors, LogOfAuthors
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.kept import Kept
 from relayd.identity.outlines import OBJECT_BYTES, outlined, weight_of
+from relayd.identity.turns import ReadingTurns
 from relayd.logs import get_logger
 from relayd.store.types import LogEntry, StoredPacket, StoreError
 
@@ -47,6 +48,8 @@ _CHAINS_BYTES: Final = 64 * 2**20
 _MANIFESTS_BYTES: Final = 16 * 2**20
 _AUTHORS_PER_READ: Final = 32
 """The most chains that a single read brings into memory."""
+_RESOLVED_TOGETHER: Final = 2
+"""The reads at a time for those who need one chain each. More would only share the interpreter lock."""
 _REMEMBERED_CHANGES: Final = 4096
 _REMEMBERED_BEGINNINGS: Final = 256
 
@@ -138,6 +141,7 @@ class Identities:
         self._manifests: Kept[_Manifest] = Kept(_MANIFESTS_BYTES, _weight_of_manifest)
         self._loading: dict[str, _Loading] = {}
         self._reads: set[asyncio.Task[None]] = set()
+        self._turns = ReadingTurns(_RESOLVED_TOGETHER)
 
     async def open(self) -> None:
         """Begin to learn whose chains and manifests the log holds, and wait a while for the end.
@@ -172,14 +176,31 @@ class Identities:
             did for did in clients if not self._authors.is_no_client(did) and did not in self._manifests
         ]
 
-    async def resolve(self, did: str, worked: Callable[[float], None] = lambda seconds: None) -> KeyChain:
+    async def resolve(
+        self, did: str, worked: Callable[[float], None] = lambda seconds: None, payer: Hashable = None
+    ) -> KeyChain:
         """The DID's chain, loaded if need be; that of an unknown DID resolves no key. Raises `StoreError`.
 
-        `worked` is called as by `load`. Cancelling this does not stop the read: others may wait for it.
+        Chains are read in turns of the payers; callers without one share a line. `worked` is called as by
+        `load`. Cancelling this does not stop a read under way: others may wait for it.
         """
         while (chain := self.chain(did)) is None:
-            await self.load([did], lambda _, seconds: worked(seconds))
+            if did not in self._loading:
+                await self._begin_in_turn(did, worked, payer)
+            else:
+                await self.load([did])
         return chain
+
+    async def _begin_in_turn(self, did: str, worked: Callable[[float], None], payer: Hashable) -> None:
+        """Start a read of this DID when it is the payer's turn, unless another has done so meanwhile."""
+        turn = await self._turns.begin(payer)
+        if did in self._loading or self.chain(did) is not None:
+            self._turns.end(turn, 0.0)
+            return
+        began = time.monotonic()
+        self._begin([did], lambda _, seconds: worked(seconds))
+        # The turn lasts as long as the read, even if nobody waits for it any more.
+        self._loading[did].done.add_done_callback(lambda _: self._turns.end(turn, time.monotonic() - began))
 
     async def load(self, dids: Iterable[str], worked: Callable[[str, float], None] = _for_nobody) -> None:
         """Read these DIDs' chains and manifests, in as few reads as possible.

@@ -18,6 +18,7 @@ import asyncio
 import math
 import secrets
 import time
+from collections.abc import Hashable
 from typing import Final, Protocol
 
 from strata.protocol.errors import ErrorCode, InvalidMessage
@@ -67,6 +68,10 @@ class AuthenticatingPeer(Protocol):
 
     def checked_for(self, seconds: float) -> None:
         """Charge processor time that a thread spent for this peer."""
+
+    @property
+    def payer(self) -> Hashable:
+        """The account that takes turns with others for this peer."""
 
 
 class AuthExchange:
@@ -185,7 +190,7 @@ class AuthExchange:
     async def _load(self, proof: Proof, identity: str) -> None:
         try:
             async with asyncio.timeout(_RESOLVE_TIMEOUT):
-                chain = await self._relay.identities.resolve(identity)
+                chain = await self._keys_of(identity)
         except (StoreError, TimeoutError):
             return  # the next review asks again
         except Exception as error:
@@ -195,6 +200,11 @@ class AuthExchange:
             self._review = None
         if proof is self._proof:  # the session has not authenticated again meanwhile
             self._judge(proof, chain)
+
+    async def _keys_of(self, did: str) -> KeyChain:
+        """The keys of an identity, read in this peer's turn and at its charge."""
+        peer = self._connection
+        return await self._relay.identities.resolve(did, peer.checked_for, peer.payer)
 
     def _judge(self, proof: Proof, chain: KeyChain) -> None:
         now = self._relay.clock()
@@ -254,7 +264,7 @@ class AuthExchange:
             if failpoints.ARMED:
                 await failpoints.reached("sessions.auth")
             async with asyncio.timeout(_RESOLVE_TIMEOUT):
-                keys = await relay.identities.resolve(attempt.author_id, self._connection.checked_for)
+                keys = await self._keys_of(attempt.author_id)
             now = relay.clock()
             proof = verify_attempt(attempt, keys, now)
             self._proved(proof, keys, now)

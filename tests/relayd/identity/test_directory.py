@@ -182,6 +182,48 @@ async def test_who_has_a_chain_read_is_charged_for_it_though_gone_and_who_waits_
     assert len(first_pays) == 1 and first_pays[0] > 0 and not second_pays
 
 
+async def reading(log: Log, count: int) -> None:
+    """Let everybody ask, and see that this many reads have begun."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(log.reads) == count
+
+
+async def test_who_has_many_chains_read_waits_behind_itself(log):
+    people = [Identity(bytes([100 + n]) * 32) for n in range(20)]
+    for who in (*people, BOB):
+        log.add(revocation(who))
+    identities = directory(log)
+    await identities.open()
+    log.gate.clear()
+    many = [asyncio.create_task(identities.resolve(who.did, payer="many")) for who in people]
+    await reading(log, 2)
+    another = asyncio.create_task(identities.resolve(BOB.did, payer="another"))
+    await reading(log, 2)
+    log.gate.set()
+    await asyncio.gather(another, *many)
+    assert [BOB.did] in log.reads[2:4]
+
+
+async def test_a_turn_to_read_a_chain_lasts_as_long_as_the_read_though_who_asked_has_gone(log):
+    people = [Identity(bytes([100 + n]) * 32) for n in range(4)]
+    for who in people:
+        log.add(revocation(who))
+    identities = directory(log)
+    await identities.open()
+    log.gate.clear()
+    first, second, third, fourth = (
+        asyncio.create_task(identities.resolve(who.did, payer="one")) for who in people
+    )
+    await reading(log, 2)
+    first.cancel()
+    third.cancel()
+    await reading(log, 2)
+    log.gate.set()
+    await asyncio.gather(second, fourth)
+    assert log.reads == [[people[0].did], [people[1].did], [people[3].did]], "the third waited in vain"
+
+
 async def test_a_read_that_fails_is_told_to_all_and_tried_again(log):
     log.add(revocation())
     identities = directory(log)

@@ -46,7 +46,7 @@ class SlowIdentities:
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
         self.asked: list[str] = []
 
-    async def resolve(self, did: str, worked: Callable[[float], None]) -> Any:
+    async def resolve(self, did: str, worked: Callable[[float], None], payer: object) -> Any:
         self.asked.append(did)
         answer = await self.answers.get()
         if isinstance(answer, Exception):
@@ -250,6 +250,7 @@ async def test_a_chain_that_must_be_read_first_is_waited_for_and_a_lost_database
     rig = await authenticated(rigs)
     chain = KeyChain.genesis(ALICE.did).apply(Packet.parse(revocation_of_alice().packet.body), NOW)
     answers: list[Any] = [StoreUnavailable("away"), chain]
+    payers: list[object] = []
 
     class Elsewhere:
         """The log has news of Alice, and her chain is not in memory."""
@@ -265,8 +266,10 @@ async def test_a_chain_that_must_be_read_first_is_waited_for_and_a_lost_database
         def chain(self, did: str) -> None:
             return None
 
-        async def resolve(self, did: str) -> Any:
+        async def resolve(self, did: str, worked: Callable[[float], None], payer: object) -> Any:
             answer = answers.pop(0)
+            payers.append(payer)
+            worked(5.0)
             if isinstance(answer, Exception):
                 raise answer
             return answer
@@ -279,6 +282,8 @@ async def test_a_chain_that_must_be_read_first_is_waited_for_and_a_lost_database
     rig.sweep(1)
     await eventually(lambda: not rig.socket.is_open)
     assert b'"key_revoked"' in rig.frames()[0][1]
+    assert payers == [rig.connection.payer] * 2
+    assert rig.connection.turn(0.0) > 9.0, "its address pays for what is read again"
 
 
 @pytest.mark.req("R-285", "R-289")
@@ -458,7 +463,7 @@ async def test_keys_that_come_late_do_not_judge_who_has_authenticated_anew_meanw
         def chain(self, did: str) -> None:
             return None
 
-        async def resolve(self, did: str, worked: Any) -> Any:
+        async def resolve(self, did: str, worked: Any, payer: Any) -> Any:
             return await answers[did].get()
 
     rig.challenge = await fresh_challenge(rig)

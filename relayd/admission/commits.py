@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from relayd import failpoints
+from relayd.admission.failing import FailingTogether
 from relayd.admission.pipeline import Admission
 from relayd.admission.refusals import NOT_IN_TIME, NOT_STORABLE
 from relayd.admission.request import PublishRequest
@@ -17,6 +18,7 @@ from relayd.feed.tail import Tail
 from relayd.identity.authors import DECISIVE_TYPES
 from relayd.logs import get_logger
 from relayd.metrics import Metrics
+from relayd.slices import Slices
 from relayd.store.types import Appended, Disposition, LogEntry, NewPacket, Outcome
 
 __all__ = ["Commits"]
@@ -35,12 +37,14 @@ class Commits:
         *,
         on_flush: Callable[[], None],
         faults: Faults,
+        slices: Slices,
     ) -> None:
         self._admission = admission
         self._tail = tail
         self._metrics = metrics
         self._on_flush = on_flush
         self._faults = faults
+        self._failing = FailingTogether(slices, admission.failed, on_flush)
 
     def committed(
         self, appended: Appended, batch: Sequence[tuple[NewPacket, PublishRequest]], seconds: float
@@ -82,6 +86,7 @@ class Commits:
             self._admission.failed(request, NOT_STORABLE)
 
     def not_stored(self, request: PublishRequest) -> None:
-        """The database did not answer in time (R-200); an append in flight may still have taken effect."""
-        self._admission.failed(request, NOT_IN_TIME)
-        self._on_flush()
+        """The database did not answer in time (R-200); an append in flight may still have taken effect.
+
+        With many others it is answered in one of the next turns of the loop."""
+        self._failing.put(request, NOT_IN_TIME)

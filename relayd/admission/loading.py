@@ -20,6 +20,7 @@ from relayd.admission.refusals import FAULT, UNAVAILABLE
 from relayd.admission.request import Publisher, PublishRequest
 from relayd.faults import Faults
 from relayd.identity.directory import Identities
+from relayd.slices import Slices
 from relayd.store.types import StoreError
 
 __all__ = ["Loading"]
@@ -79,12 +80,14 @@ class Loading:
         lost: Callable[[PublishRequest, BaseException], None],
         on_flush: Callable[[], None],
         faults: Faults,
+        slices: Slices,
     ) -> None:
         self._identities = identities
         self._go_on = go_on
         self._lost = lost
         self._on_flush = on_flush
         self._faults = faults
+        self._slices = slices
         self._queue = _InTurn()
         self._waiting = Gathering("keys", self._load, lost, self._queue)
 
@@ -105,6 +108,9 @@ class Loading:
                 self._go_on(request, refusal)
         if refusal is UNAVAILABLE:  # the others have waited as long already
             for request in self._queue.drain():
+                if self._slices.is_over():
+                    self._on_flush()
+                    await self._slices.next()
                 self._go_on(request, refusal)
         self._on_flush()
 

@@ -126,6 +126,7 @@ class Admission:
             lost=self.lost,
             on_flush=on_flush,
             faults=faults,
+            slices=self._slices,
         )
         self._loading = Loading(
             identities,
@@ -133,6 +134,7 @@ class Admission:
             lost=self.lost,
             on_flush=on_flush,
             faults=faults,
+            slices=self._slices,
         )
         self._lanes = Lanes(
             self._knowledge,
@@ -359,6 +361,10 @@ class Admission:
                 request.lane.forget(request)
                 self.failed(request, UNAVAILABLE)
                 self._lanes.let_out(request.lane)
+                if self._slices.is_over():
+                    self._slices.later(self._give_overdue_up)
+                    self._on_flush()
+                    return
         self._on_flush()
         if self._lanes.is_barring:
             self._be_patient()

@@ -20,6 +20,7 @@ from strata.protocol.provenance.origins import header_of
 from relayd.admission.gathering import Gathering
 from relayd.admission.request import PublishRequest
 from relayd.faults import Faults
+from relayd.slices import Slices
 from relayd.store.types import StoreError
 
 __all__ = ["DuplicateIndex", "Repeat", "Repeats", "is_told_origin"]
@@ -63,11 +64,13 @@ class Repeats:
         lost: Callable[[PublishRequest, BaseException], None],
         on_flush: Callable[[], None],
         faults: Faults,
+        slices: Slices,
     ) -> None:
         self._log = log
         self._told = told
         self._on_flush = on_flush
         self._faults = faults
+        self._slices = slices
         self._recent: OrderedDict[bytes, None] = OrderedDict()
         self._doubtful: Gathering[tuple[PublishRequest, int | None]] = Gathering(
             "duplicates", self._look_up, lambda asked, error: lost(asked[0], error)
@@ -101,6 +104,9 @@ class Repeats:
         known = await self._find(list({request.packet.digest for request, _ in asked}))
         findings = await self._findings_of([each for each, _ in asked if each.packet.digest in known])
         for request, appended_at in asked:
+            if self._slices.is_over():
+                self._on_flush()
+                await self._slices.next()
             digest = request.packet.digest
             received_at = known[digest][1] if digest in known else appended_at
             found = None if received_at is None else Repeat(received_at, findings.get(digest))

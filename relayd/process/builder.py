@@ -155,7 +155,7 @@ def build_relay(
         slices=slices,
     )
     store.give_way(admission.is_busy)
-    commits = Commits(admission, tail, metrics, on_flush=registry.flush, faults=faults)
+    commits = Commits(admission, tail, metrics, on_flush=registry.flush, faults=faults, slices=slices)
     writer: Writer[PublishRequest] = Writer(
         store,
         on_commit=seams.committed,

@@ -104,11 +104,12 @@ class FairQueue(Generic[T]):
     def drop(self, is_dropped: Callable[[T], bool]) -> list[T]:
         """Remove and return all these items, in order. Items that were passed over get their turn again."""
         self.look_again()
-        # A sorted list is also a heap, and the last item of each owner comes last.
-        self._items.sort(key=lambda each: (each.end, each.number))
         dropped = [each for each in self._items if is_dropped(each.item)]
         if dropped:
-            self._items = [each for each in self._items if not is_dropped(each.item)]
+            dropped.sort()
+            gone = {each.number for each in dropped}
+            # A sorted list is also a heap, and the last item of each owner comes last.
+            self._items = sorted(each for each in self._items if each.number not in gone)
             self._ends = {each.owner: each.end for each in self._items}
             self._last_of_groups = {each.group: (each.end, each.number) for each in self._items}
         return [each.item for each in dropped]

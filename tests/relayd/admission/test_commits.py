@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from strata.protocol.errors import ErrorCode
 from relayd.admission.commits import Commits
 from relayd.faults import Faults
 from relayd.metrics import Metrics
+from relayd.slices import Slices
 from relayd.store import NewPacket
 from relayd.store.types import Appended, Disposition, Outcome
 
@@ -37,6 +39,7 @@ def commits(said: list[Any]) -> Commits:
         Metrics(),
         on_flush=lambda: said.append("flush"),
         faults=Faults(),
+        slices=Slices(),
     )
 
 
@@ -76,9 +79,21 @@ def test_a_row_that_the_database_refuses_is_answered_and_does_not_reach_the_feed
 
 
 @pytest.mark.req("R-200")
-def test_a_packet_that_was_not_stored_in_time_is_answered_and_written(commits, said):
+async def test_a_packet_that_was_not_stored_in_time_is_answered_and_written(commits, said):
     commits.not_stored(cast(Any, "late"))
     assert said == [("error", "late", ErrorCode.INTERNAL_ERROR, "store_unavailable"), "flush"]
+
+
+@pytest.mark.req("R-192", "R-200")
+async def test_many_packets_that_were_not_stored_in_time_are_answered_a_few_at_a_time(said, commits):
+    commits._failing._slices.seconds = 0.0  # a turn of the loop has time for one of them
+    for number in range(50):
+        commits.not_stored(number)
+    for turn in range(1, 200):
+        answered = [number for _, number, *_ in (each for each in said if each != "flush")]
+        assert len(answered) <= 2 * turn
+        await asyncio.sleep(0)
+    assert answered == list(range(50)) and said[-1] == "flush"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +104,7 @@ def test_what_the_feed_cannot_take_it_reads_from_the_log(said, place, rung):
     def broken(*_: object) -> None:
         raise ValueError("no")
 
-    admission = SimpleNamespace(committed=lambda *_, **__: None)
+    admission = SimpleNamespace(committed=lambda *_, **__: None, failed=None)
     tail = SimpleNamespace(committed=broken, ring=lambda sequence: said.append(("ring", sequence)))
     commits = Commits(
         cast(Any, admission),
@@ -97,6 +112,7 @@ def test_what_the_feed_cannot_take_it_reads_from_the_log(said, place, rung):
         Metrics(),
         on_flush=lambda: said.append("flush"),
         faults=Faults(),
+        slices=Slices(),
     )
     commits.committed(Appended(6, [place]), [(row(1), cast(Any, "new"))], 0.001)
     assert said == [*rung, "flush"]

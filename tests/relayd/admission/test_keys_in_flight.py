@@ -112,6 +112,52 @@ async def test_what_an_event_holds_up_is_answered_in_time_though_the_feed_does_n
 
 
 @pytest.mark.req("R-074")
+async def test_what_an_event_holds_up_too_long_is_answered_a_few_at_a_time():
+    rig = Rig(publish_timeout=60.0)
+    rig.admission._slices.seconds = 0.0  # a turn of the loop has time for one of them
+    one, crowd = Peer(), [Peer() for _ in range(20)]
+    rig.publish(one, revoked(), "revoke")
+    await rig.queued(1)
+    for peer in crowd:
+        rig.publish(peer, made(1), "held up")
+    await rig.settled()
+    rig.admission._give_overdue_up()
+    for turn in range(1, 200):
+        answered = sum(len(peer.answers) for peer in crowd)
+        assert answered <= 2 * turn
+        await asyncio.sleep(0)
+    assert answered == 20
+    await rig.close()
+
+
+@pytest.mark.req("R-047", "R-200")
+async def test_those_whose_keys_cannot_be_read_are_answered_a_few_at_a_time(rig, monkeypatch):
+    rig.elsewhere(added())
+    rig.identities._chains.clear()
+    rig.admission._slices.seconds = 0.0
+    turn, turns = 0, []
+    genuine = rig.admission._loading._go_on
+
+    def go_on(request: PublishRequest, refusal: InvalidPacket | None) -> None:
+        turns.append(turn)
+        genuine(request, refusal)
+
+    monkeypatch.setattr(rig.admission._loading, "_go_on", go_on)
+    rig.log.gate.clear()
+    crowd = [Peer() for _ in range(20)]
+    for number, peer in enumerate(crowd):
+        rig.publish(peer, made(number), "waits")
+    rig.log.down = True
+    rig.log.gate.set()
+    async with asyncio.timeout(20):
+        while not all(peer.answers for peer in crowd):
+            turn += 1
+            await asyncio.sleep(0)
+    assert len(turns) == 20 and max(map(turns.count, turns)) <= 2
+    assert {peer.errors["waits"].detail for peer in crowd} == {"store_unavailable"}
+
+
+@pytest.mark.req("R-074")
 async def test_what_has_waited_for_an_event_for_a_short_time_waits_on(rig):
     one, two = Peer(), Peer()
     rig.publish(one, revoked(), "revoke")

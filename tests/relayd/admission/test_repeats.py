@@ -12,6 +12,7 @@ from relayd.admission import repeats as module
 from relayd.admission.repeats import Repeat, Repeats
 from relayd.admission.request import PublishRequest
 from relayd.faults import Faults
+from relayd.slices import Slices
 from relayd.store.types import StoreUnavailable
 from tests.relayd.admission.admission_rig import Peer, made
 
@@ -52,6 +53,7 @@ async def told(
         lost=lost,
         on_flush=flushed.set,
         faults=Faults(faults.append),
+        slices=Slices(),
     )
     for each in packets:
         request = PublishRequest(each.canonical, None, Peer().lane, 0.0)
@@ -75,6 +77,25 @@ async def test_nobody_waits_for_an_index_that_says_nothing(error, faults):
     assert await told(Index(error=error), [packet(1)]) == ([None], faults)
 
 
+async def test_many_who_asked_while_the_index_was_away_are_told_a_few_at_a_time():
+    turn, turns = 0, []
+    looking = Repeats(
+        Index(error=StoreUnavailable("down")),
+        told=lambda request, repeat: turns.append(turn),
+        lost=lambda request, error: None,
+        on_flush=lambda: None,
+        faults=Faults(),
+        slices=Slices(seconds=0.0),  # a turn of the loop has time for one of them
+    )
+    for number in range(20):
+        request = PublishRequest(b"", None, Peer().lane, 0.0)
+        request.parsed(packet(number))
+        looking.look_up(request)
+    for turn in range(100):  # noqa: B007 - for `told`
+        await asyncio.sleep(0)
+    assert len(turns) == 20 and max(map(turns.count, turns)) <= 2
+
+
 async def test_what_an_append_has_said_holds_where_the_index_says_nothing():
     answers, _ = await told(Index(error=StoreUnavailable("down")), [packet(1)], appended_at=900)
     assert answers == [Repeat(900, None)]
@@ -88,6 +109,7 @@ async def test_of_the_ids_that_were_seen_the_last_are_remembered(monkeypatch):
         lost=lambda request, error: None,
         on_flush=lambda: None,
         faults=Faults(),
+        slices=Slices(),
     )
     for digest in (b"1", b"2", b"3"):
         seen.remember(digest)

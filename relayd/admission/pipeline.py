@@ -187,7 +187,7 @@ class Admission:
     def submit(self, request: PublishRequest) -> None:
         """Take a PUBLISH; its publisher gets exactly one answer (R-192). Never raises."""
         self.pending += 1
-        self.pending_bytes += len(request.raw)
+        self.pending_bytes += request.held_bytes
         self._submitted_at = request.started_at
         request.lane.requests.append(request)
         self._step(request, self._enter)
@@ -207,7 +207,7 @@ class Admission:
         return self.pending > 0 or time.monotonic() - self._submitted_at < _LATELY
 
     def is_full(self) -> bool:
-        """Whether publishes under way hold as many bytes as they may; their publishers then stop reading."""
+        """Whether publishes under way hold as much memory as they may; their publishers then stop reading."""
         return self.pending_bytes >= self._limits.publish_queue_bytes
 
     def hold(self, publisher: Publisher) -> None:
@@ -313,7 +313,7 @@ class Admission:
             return False
         request.is_ended = True
         self.pending -= 1
-        self.pending_bytes -= len(request.raw)
+        self.pending_bytes -= request.held_bytes
         self._last_checks.settled(request, stored_at)
         if self._held and not self.is_full():
             held, self._held = self._held, set()

@@ -209,7 +209,8 @@ class Settings:
     )
     publish_queue_bytes: _Bytes = _setting(
         64 * 2**20,
-        "Bytes of packets on their way to the database, for each process, at which the relay stops reading.",
+        "Memory of packets on their way to the database, for each process, at which the relay stops reading. "
+        "A packet counts five times its bytes, 100 bytes for each of its values, and 2 KiB.",
         unit="bytes",
     )
     publish_timeout: _Seconds = _setting(

@@ -106,7 +106,7 @@ def build_relay(
         budgets.observe(entries)
 
     def enqueue(packet: NewPacket, request: PublishRequest) -> None:
-        writer.put(packet, request, request.lane)
+        writer.put(packet, request, request.lane, request.held_bytes)
 
     def committed(appended: Appended, batch: Batch, seconds: float) -> None:
         commits.committed(appended, batch, seconds)

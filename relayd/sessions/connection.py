@@ -384,10 +384,9 @@ class Connection:
                 self._relay.tally.publishes += 1
                 self._publishes += 1
                 self._pending_publishes += 1
-                self._pending_bytes += len(action.raw)
-                self._relay.admission.submit(
-                    PublishRequest(action.raw, action.client_msg_id, self._lane, self.socket.heard_at)
-                )
+                request = PublishRequest(action.raw, action.client_msg_id, self._lane, self.socket.heard_at)
+                self._pending_bytes += request.held_bytes
+                self._relay.admission.submit(request)
                 if self._has_room:
                     self._regulate()
             case SubscriptionOpened():

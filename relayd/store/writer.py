@@ -72,6 +72,7 @@ class _Waiting(NamedTuple, Generic[Ticket]):
     packet: NewPacket
     ticket: Ticket
     give_up_at: float
+    held_bytes: int
 
 
 class Writer(Generic[Ticket]):
@@ -140,23 +141,29 @@ class Writer(Generic[Ticket]):
 
     @property
     def pending_bytes(self) -> int:
-        """The size of their bodies."""
+        """The memory that they take."""
         return self._pending_bytes
 
-    def put(self, packet: NewPacket, ticket: Ticket, owner: Hashable = None) -> None:
-        """Queue a packet behind its owner's others. Raises `StoreUnavailable` when the queue is full."""
+    def put(
+        self, packet: NewPacket, ticket: Ticket, owner: Hashable = None, held_bytes: int | None = None
+    ) -> None:
+        """Queue a packet behind its owner's others. It takes this much memory, by default that of its body.
+
+        Raises `StoreUnavailable` when the queue is full.
+        """
         if self._pending_bytes >= self._max_pending_bytes:
             raise StoreUnavailable("too many packets wait to be stored")
         give_up_at = asyncio.get_running_loop().time() + self._publish_timeout
+        held = len(packet.body) if held_bytes is None else held_bytes
         # Packets admitted under an author's keys come before a change of those keys in the log (R-074).
         self._queue.put(
-            _Waiting(packet, ticket, give_up_at),
+            _Waiting(packet, ticket, give_up_at, held),
             len(packet.body),
             owner,
             packet.author_id,
             behind_group=packet.content_type in IDENTITY_TYPES,
         )
-        self._pending_bytes += len(packet.body)
+        self._pending_bytes += held
         self._filled.set()
         self._empty.clear()
 
@@ -314,4 +321,4 @@ class Writer(Generic[Ticket]):
                 self._faults.caught("writer", error)
 
     def _forget(self, done: list[_Waiting[Ticket]]) -> None:
-        self._pending_bytes -= sum(len(waiting.packet.body) for waiting in done)
+        self._pending_bytes -= sum(waiting.held_bytes for waiting in done)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
+import tracemalloc
 from typing import Any
 
 import psutil
@@ -109,6 +111,33 @@ async def test_a_packet_whose_parser_is_lost_is_answered_and_the_next_one_is_sto
     assert rig.caught == ["publish"]
     assert rig.admission.pending == rig.admission.pending_bytes == 0
     await rig.close()
+
+
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize("value", [[], {}, {"a": 0}, [0], [[[]]], 1.5, "ab", "y" * 1500, 0])
+@pytest.mark.parametrize("size", [2_000, 60_000])
+async def test_a_packet_under_way_counts_with_the_memory_that_it_takes(value, size):
+    """A packet of many small values takes up to thirty times its bytes."""
+    times = size // (len(canonical.encode(value)) + 1)
+    raw = signed(ALICE, {"type": "POST", "values": [value] * times}).canonical
+    tracemalloc.start()
+    texts = [bytes(bytearray(raw)) for _ in range(10)]
+    requests = [PublishRequest(text, None, Peer().lane, 0.0) for text in texts]
+    for request in requests:
+        request.parsed(Packet.parse(request.raw))
+    taken = tracemalloc.get_traced_memory()[0] / 10
+    tracemalloc.stop()
+    assert taken < requests[0].held_bytes < 16 * taken
+
+
+@pytest.mark.req("R-321")
+async def test_a_packet_of_many_values_fills_the_queue_as_its_memory_does(rig):
+    peer = Peer()
+    rig.admission._limits = dataclasses.replace(rig.admission._limits, publish_queue_bytes=2**20)
+    rig.publish(peer, signed(ALICE, {"type": "POST", "values": [[]] * 10_000}), "many")
+    assert rig.admission.is_full()
+    await rig.answers(peer, 1)
+    assert not rig.admission.is_full() and rig.admission.pending_bytes == 0
 
 
 @pytest.mark.req("R-192")

@@ -224,6 +224,17 @@ async def test_the_queue_is_bounded(log, make, packet):
     assert tickets(writer) == [0, 1, 2, 3]
 
 
+async def test_a_packet_counts_with_the_memory_that_it_takes(log, make, packet):
+    writer = make(max_pending_bytes=1000)
+    writer.put(packet(1), 1, "one", 1000)
+    assert writer.pending_bytes == 1000
+    with pytest.raises(StoreUnavailable):
+        writer.put(packet(2), 2)
+    async with running(writer):
+        assert await writer.drain(5)
+    assert writer.pending_bytes == 0
+
+
 async def test_a_lost_database_is_asked_again_with_the_same_batch(log, make, packet):
     writer = make()
     log.failures = [StoreUnavailable("away"), StoreUnavailable("away")]

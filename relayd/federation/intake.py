@@ -109,12 +109,9 @@ class Item:
 class Intake:
     """The window of one subscription to one peer."""
 
-    def __init__(
-        self, cursor: str | None, *, oldest_witness: int | None = None, last_witness: int | None = None
-    ) -> None:
+    def __init__(self, cursor: str | None, *, last_witness: int | None = None) -> None:
         self.cursor = cursor
         """The cursor up to which every packet has its verdict."""
-        self.oldest_witness = oldest_witness
         self.last_witness = last_witness
         self._items: deque[Item] = deque()
         self._bytes = 0
@@ -157,7 +154,6 @@ class Intake:
         # If a peer's clock is fast, packets that it receives once the clock is right must not be skipped.
         at = min(item.received_at, now)
         if at >= 0:  # a peer may send any integer
-            self.oldest_witness = at if self.oldest_witness is None else min(self.oldest_witness, at)
             self.last_witness = at if self.last_witness is None else max(self.last_witness, at)
 
 

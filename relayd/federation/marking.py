@@ -44,7 +44,7 @@ class Marking:
     def begin(self, cursor: str | None) -> Intake:
         """Read on from this cursor, into a new window."""
         place = self._place
-        self.intake = Intake(cursor, oldest_witness=place.oldest_witness, last_witness=place.last_witness)
+        self.intake = Intake(cursor, last_witness=place.last_witness)
         return self.intake
 
     def offer(self, batch: Collection[Item]) -> PeerMark:
@@ -76,6 +76,5 @@ class Marking:
             self._fence,
             stream_of(self._peer),
             safe,
-            intake.oldest_witness,
             intake.last_witness,
         )

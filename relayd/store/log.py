@@ -192,7 +192,12 @@ class Log:
             peers = (
                 [packet.witnessed_at for packet in batch],
                 [packet.ingest_peer for packet in batch],
-                *([mark[n] for mark in marks] for n in range(len(PeerMark._fields))),
+                [mark.peer_id for mark in marks],
+                [mark.fence for mark in marks],
+                [mark.stream for mark in marks],
+                [mark.cursor for mark in marks],
+                [None for _ in marks],  # of `oldest_witness`, which nothing reads: see migration 0005
+                [mark.last_witness for mark in marks],
             )
 
         async def run(connection: asyncpg.Connection[Any]) -> asyncpg.Record:

@@ -117,7 +117,6 @@ class PeerPlace(NamedTuple):
     """How far a peer was read."""
 
     cursor: str | None
-    oldest_witness: int | None
     last_witness: int | None
 
 
@@ -184,12 +183,11 @@ class PeerStore:
         """How far this selection of a peer's packets was read."""
         found = await self._run(
             "fetch",
-            "SELECT cursor, oldest_witness, last_witness FROM peer_cursors"
-            " WHERE peer_id = $1 AND stream = $2",
+            "SELECT cursor, last_witness FROM peer_cursors WHERE peer_id = $1 AND stream = $2",
             peer_id,
             stream,
         )
-        return PeerPlace._make(found[0]) if found else PeerPlace(None, None, None)
+        return PeerPlace._make(found[0]) if found else PeerPlace(None, None)
 
     async def report(self, peer_id: int, state: str, problem: str | None, now: int) -> None:
         """Record the state of the link, for people."""

@@ -136,7 +136,6 @@ class PeerMark(NamedTuple):
     stream: str
     """The selection of packets that is read."""
     cursor: str | None
-    oldest_witness: int | None
     last_witness: int | None
 
 

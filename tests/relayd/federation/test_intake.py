@@ -33,7 +33,7 @@ def test_the_cursor_passes_nothing_without_a_verdict():
     assert intake.cursor_with(set(items)) == "5"
     intake.settle(items[0], NOW)
     assert (intake.cursor, len(intake)) == ("2", 3)
-    assert (intake.oldest_witness, intake.last_witness) == (101, 102)
+    assert intake.last_witness == 102
     intake.settle(items[0], NOW)
     assert intake.cursor == "2"
 
@@ -46,7 +46,7 @@ def test_an_event_without_a_cursor_moves_none():
         intake.settle(item, NOW)
         cursors.append(intake.cursor)
     assert cursors == [None, None, "b"]
-    assert (intake.oldest_witness, intake.last_witness) == (NOW, NOW), "and no time is still to come"
+    assert intake.last_witness == NOW, "and no time is still to come"
 
 
 def test_the_window_is_bounded_by_packets_and_by_bytes():
@@ -69,11 +69,11 @@ def refusal(code: ErrorCode, detail: str | None = None) -> InvalidPacket:
     return InvalidPacket(code, "because", detail=detail)
 
 
-def test_the_witnesses_are_the_first_and_the_last_of_all():
+def test_the_last_witness_is_the_last_of_all():
     intake = Intake("c")
     for at in (50, 40, 60, 45, 0):
         intake.settle(intake.add(b"", at, None), NOW)
-    assert (intake.oldest_witness, intake.last_witness) == (0, 60)
+    assert intake.last_witness == 60
     assert intake.cursor == intake.cursor_with(()) == "c"
     waiting = intake.add(b"", 1, None)
     assert intake.cursor_with({waiting}) == "c"

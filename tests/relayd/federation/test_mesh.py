@@ -52,7 +52,7 @@ def test_nothing_goes_back_to_a_place_behind_packets_that_could_not_be_stored(mo
     made, now = mesh(), 50.0
     monkeypatch.setattr(marking, "time", SimpleNamespace(monotonic=lambda: now))
     peer = Upstream("wss://a", A)
-    ours = marking.Marking(peer, 1, 1, PeerPlace("start", None, None), made, cast(Any, None))
+    ours = marking.Marking(peer, 1, 1, PeerPlace("start", None), made, cast(Any, None))
     item = ours.intake.add(b"{}", 0, "behind it")
     assert ours.offer({item}).cursor == "behind it"  # if the commit succeeds; it does not
     made.lost(B, 130.0)

@@ -72,13 +72,15 @@ async def test_how_far_a_peer_was_read_is_stored_with_the_packets(store, packet,
     assert await table.take_lead()
     fence = next(row.fence for row in await table.rows() if row.peer_id == peer)
     theirs = replace(packet(1), witnessed_at=NOW - 50, ingest_peer=peer)
-    await store.append([theirs], NOW, None, [PeerMark(peer, fence, "all", "c1", NOW - 50, NOW - 50)])
-    assert await table.place(peer, "all") == ("c1", NOW - 50, NOW - 50)
-    # Without a packet, as for refused packets; the border times only widen.
-    await store.append([], NOW, None, [PeerMark(peer, fence, "all", "c2", NOW - 40, NOW - 90)])
-    assert await table.place(peer, "all") == ("c2", NOW - 50, NOW - 50)
+    await store.append([theirs], NOW, None, [PeerMark(peer, fence, "all", "c1", NOW - 50)])
+    assert await table.place(peer, "all") == ("c1", NOW - 50)
+    # Without a packet, as for refused packets; the last time only grows.
+    await store.append([], NOW, None, [PeerMark(peer, fence, "all", "c2", NOW - 90)])
+    assert await table.place(peer, "all") == ("c2", NOW - 50)
+    (oldest,) = await table._run("fetch", "SELECT oldest_witness FROM peer_cursors")
+    assert oldest[0] is None, "only older programs write it"
     # A former holder of the link changes nothing.
-    await store.append([packet(2)], NOW, None, [PeerMark(peer, fence - 1, "all", "old", 1, 1)])
+    await store.append([packet(2)], NOW, None, [PeerMark(peer, fence - 1, "all", "old", 1)])
     assert (await table.place(peer, "all")).cursor == "c2"
     assert (await table.place(peer, "types\nPOST\nauthors")).cursor is None
 
@@ -153,7 +155,7 @@ async def test_what_an_operator_does(store, peers):
     # A process that did not know of that overwrites nothing.
     assert not await table.keep_conduct(peer, 2, 1, NOW, "{}", follows=True)
     assert await table.conduct(peer) is None
-    await store.append([], NOW, None, [PeerMark(peer, row.fence, "all", "c", 1, 1)])
+    await store.append([], NOW, None, [PeerMark(peer, row.fence, "all", "c", 1)])
     assert await table.reset_cursor(did)
     assert (await table.place(peer, "all")).cursor is None
     after = next(row for row in await table.rows() if row.peer_id == peer)

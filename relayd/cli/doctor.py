@@ -213,6 +213,8 @@ async def _database(settings: Settings, url: str, now: float) -> list[Check]:
         guard = Guard(settings.log_guard or settings.data_dir / "log-guard", store.secrets.cursor_key)
         claim = guard.read()
         is_behind = claim is not None and lineage.lacks(claim.mark, head)
+    except StoreError as error:
+        return [*checks, Check("database", Verdict.PROBLEM, str(error), "check its state and its log")]
     finally:
         await store.close()
     checks.append(Check("database", Verdict.OK, "reachable, and safe to acknowledge from"))

@@ -99,10 +99,13 @@ def translate_errors() -> Iterator[None]:
         raise StoreUnavailable("the database accepts no writes") from error
     except asyncpg.ClientConfigurationError as error:
         raise StoreError(f"the database URL cannot be used: {_first_line(error)}") from error
-    except asyncpg.InsufficientResourcesError as error:  # it may pass, so try again
+    except asyncpg.TooManyConnectionsError as error:
         raise StoreUnavailable(
-            f"the database lacks disk, memory or connections: {_first_line(error)}"
+            f"the database has no connection left: {_first_line(error)}; `relayd doctor` says how many the"
+            " relay needs (ALTER ROLE … or ALTER DATABASE … CONNECTION LIMIT, or max_connections)"
         ) from error
+    except asyncpg.InsufficientResourcesError as error:  # it may pass, so try again
+        raise StoreUnavailable(f"the database lacks disk or memory: {_first_line(error)}") from error
     except _POOLED as error:
         raise StoreUnavailable(
             f"the database keeps no session for the relay: {_first_line(error)}; if a pooler is in between,"
@@ -114,6 +117,11 @@ def translate_errors() -> Iterator[None]:
         raise StoreError(
             f"the database's role may not do that: {_first_line(error)}; it has to own the database and the"
             " relay's tables (ALTER DATABASE … OWNER TO …, REASSIGN OWNED BY … TO …)"
+        ) from error
+    except asyncpg.InvalidSchemaNameError as error:
+        raise StoreError(
+            f"the search_path names no schema of this database: {_first_line(error)}; ALTER ROLE … or"
+            " ALTER DATABASE … RESET search_path, or create the schema"
         ) from error
     except asyncpg.PostgresError as error:
         raise StoreError(f"the database refused a statement: {_first_line(error)}") from error
@@ -145,6 +153,17 @@ async def deadline(connection: asyncpg.Connection[Any], seconds: float) -> Async
         timer.cancel()
 
 
+@contextlib.contextmanager
+def _too_old() -> Iterator[None]:
+    """Name the version that is needed if the server does not know a setting that sessions begin with."""
+    try:
+        yield
+    except asyncpg.UndefinedObjectError as error:
+        raise StoreError(
+            f"the server refuses the relay's sessions: {_first_line(error)}; PostgreSQL 15 or newer is needed"
+        ) from error
+
+
 def _first_line(error: Exception) -> str:
     # Only the message: the detail of a PostgreSQL error may quote stored values.
     return str(error).partition("\n")[0] or type(error).__name__
@@ -168,7 +187,7 @@ async def connect(
     said: list[str] = []
     for server in servers:
         try:
-            with translate_errors():
+            with translate_errors(), _too_old():
                 connection = await asyncpg.connect(
                     server,
                     timeout=connect_timeout / len(servers),

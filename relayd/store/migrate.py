@@ -30,6 +30,11 @@ REVISION = "0007"
 """The schema's revision that this program reads and writes; a test holds it to the newest migration."""
 
 _CONNECT_TIMEOUT = 10.0
+_ELSEWHERE = """
+SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE relname = 'log_head' AND relkind = 'r' AND to_regclass('log_head') IS NULL LIMIT 1
+"""
+"""The schema of a log that the search path does not lead to."""
 
 
 def latest_revision() -> str:
@@ -48,7 +53,8 @@ async def migrate(url: str) -> str:
 
     A newer program's schema that also serves this one is left as it is. Processes that start together take
     turns. Raises `StoreUnavailable`, `StoreError`, and `UnsafeDatabase` for a database that a newer program
-    has migrated, or that no program of ours can use (`check_safety`). Cancelling does not stop an upgrade
+    has migrated, that no program of ours can use (`check_safety`), or whose log is not in the search path: a
+    second log beside it would begin empty. Cancelling does not stop an upgrade
     that has begun; it is one transaction.
     """
     async with connected(url, "relayd migrate", _CONNECT_TIMEOUT) as connection:
@@ -57,6 +63,12 @@ async def migrate(url: str) -> str:
         # Create nothing in a database that cannot be used afterwards. Durability depends on a setting that is
         # only known when the store is opened.
         await check_safety(connection, allow_unsafe=True)
+        elsewhere = await connection.fetchval(_ELSEWHERE)
+        if elsewhere is not None:
+            raise UnsafeDatabase(
+                f"the relay's log is in the schema {elsewhere}, which is not in the search_path: add it"
+                " (ALTER ROLE … or ALTER DATABASE … SET search_path), or use another database for another log"
+            )
     # Alembic is synchronous and slow to load: keep the loop running meanwhile.
     upgrade = await asyncio.to_thread(_load_upgrade)
     await asyncio.to_thread(upgrade, url)

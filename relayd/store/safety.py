@@ -30,13 +30,21 @@ async def check_safety(connection: asyncpg.Connection[Any], *, allow_unsafe: boo
     """
     (row,) = await connection.fetch(_QUERY)
     if row["version"] < MIN_SERVER_VERSION:
-        raise UnsafeDatabase(f"PostgreSQL 15 or newer is needed, not {row['version'] // 10_000}")
+        raise UnsafeDatabase(
+            f"PostgreSQL 15 or newer is needed, not {row['version'] // 10_000}: upgrade the server"
+        )
     if row["standby"]:
         raise UnsafeDatabase("the database is a standby and takes no writes; use its primary")
     if row["read_only"] == "on":
-        raise UnsafeDatabase("the database takes no writes: default_transaction_read_only is on")
+        raise UnsafeDatabase(
+            "the database takes no writes: default_transaction_read_only is on; turn it off (ALTER ROLE … or"
+            " ALTER DATABASE … RESET default_transaction_read_only, or in postgresql.conf)"
+        )
     if row["encoding"] != "UTF8":
-        raise UnsafeDatabase(f"the database's encoding is {row['encoding']}; UTF8 is needed")
+        raise UnsafeDatabase(
+            f"the database's encoding is {row['encoding']}, and UTF8 is needed: make another database"
+            " (CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0)"
+        )
     if allow_unsafe:
         return
     # local, on, remote_write and remote_apply all wait for this server's disk; off does not.

@@ -214,6 +214,17 @@ async def test_the_server_has_connections_left_and_indexes_that_work(store):
     assert (await check(settings, "pooler")).verdict is Verdict.PROBLEM
 
 
+async def test_a_database_with_no_connection_left_is_a_problem_among_the_other_checks(store, monkeypatch):
+    async def head(self: object) -> int:
+        raise StoreUnavailable("no connection left")
+
+    monkeypatch.setattr(store, "head", head)
+    found = await check(Settings(database_url=URL), "database")
+    assert (found.verdict, found.found) == (Verdict.PROBLEM, "no connection left")
+    assert await check(Settings(database_url=URL), "clock")
+    assert store.closed == 2
+
+
 @pytest.mark.parametrize("of", ["role", "database"])
 async def test_the_limit_that_leaves_the_fewest_connections_is_named(store, of):
     enough, few = Limit("role", 100, 3), Limit(of, 10, 3)

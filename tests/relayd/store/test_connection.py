@@ -254,15 +254,20 @@ async def test_a_session_that_is_not_ours_alone_is_told_of_the_pooler(database, 
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "sentence"),
     [
-        asyncpg.DiskFullError("could not extend file: No space left on device"),
-        asyncpg.TooManyConnectionsError('too many connections for role "relayd"'),
+        (asyncpg.DiskFullError("could not extend file: No space left on device"), "lacks disk or memory: "),
+        (asyncpg.TooManyConnectionsError('too many connections for role "relayd"'), "CONNECTION LIMIT"),
     ],
 )
-def test_a_database_that_lacks_what_it_needs_is_there_and_may_be_asked_again(error):
-    with pytest.raises(StoreUnavailable, match=r"lacks disk, memory or connections: "), translate_errors():
+def test_a_database_that_lacks_what_it_needs_is_there_and_may_be_asked_again(error, sentence):
+    with pytest.raises(StoreUnavailable, match=sentence), translate_errors():
         raise error
+
+
+async def test_a_server_that_knows_no_setting_of_ours_is_too_old(database):
+    with pytest.raises(StoreError, match=r"no_such_setting.*PostgreSQL 15 or newer"):
+        await connect(database, name="test", connect_timeout=5.0, settings={"no_such_setting": "1"})
 
 
 def test_a_pooler_that_knows_none_of_our_settings_is_named():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -80,6 +81,24 @@ async def test_nothing_is_made_in_a_database_that_no_program_of_ours_can_use(emp
 
 
 @pytest.mark.req("R-308")
+async def test_a_search_path_that_leads_nowhere_is_named(empty_database):
+    name = urlsplit(empty_database).path[1:]
+    await execute(empty_database, f"ALTER DATABASE {name} SET search_path = nowhere")
+    with pytest.raises(StoreError, match="search_path names no schema"):
+        await migrate(empty_database)
+
+
+@pytest.mark.req("R-189")
+async def test_no_second_log_is_made_beside_one_that_the_search_path_does_not_lead_to(empty_database):
+    await migrate(empty_database)
+    name = urlsplit(empty_database).path[1:]
+    await execute(empty_database, f"CREATE SCHEMA other; ALTER DATABASE {name} SET search_path = other")
+    with pytest.raises(UnsafeDatabase, match=r"in the schema public, which is not in the search_path"):
+        await migrate(empty_database)
+    await execute(empty_database, f"ALTER DATABASE {name} SET search_path = other, public")
+    assert await migrate(empty_database) == REVISION
+
+
 async def test_a_migration_that_fails_leaves_nothing(empty_database):
     await execute(empty_database, "CREATE TABLE packet_ids (mine int)")
     with pytest.raises(StoreError, match="already exists"):

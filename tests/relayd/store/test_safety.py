@@ -49,10 +49,10 @@ async def test_settings_that_lose_commits_are_refused_by_name(setting):
 @pytest.mark.parametrize(
     ("setting", "value", "sentence"),
     [
-        ("version", 140_011, "PostgreSQL 15"),
+        ("version", 140_011, "PostgreSQL 15 .*: upgrade"),
         ("standby", True, "standby"),
-        ("read_only", "on", "read_only"),
-        ("encoding", "SQL_ASCII", "UTF8"),
+        ("read_only", "on", "RESET default_transaction_read_only"),
+        ("encoding", "SQL_ASCII", "CREATE DATABASE … ENCODING 'UTF8'"),
     ],
 )
 async def test_what_cannot_work_is_refused_in_any_case(setting, value, sentence):

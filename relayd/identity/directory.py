@@ -256,6 +256,7 @@ class Identities:
 
     async def close(self) -> None:
         """End the reads under way; waiting callers are cancelled."""
+        self._turns.close()
         for task in self._reads:
             task.cancel()
         await asyncio.gather(self._authors.close(), *self._reads, return_exceptions=True)

@@ -34,6 +34,11 @@ class ReadingTurns:
             raise
         return turn
 
+    def close(self) -> None:
+        """Cancel all who wait."""
+        for given in list(self._waiting.values()):
+            given.cancel()
+
     def end(self, turn: Turn, seconds: float) -> None:
         """The read of this turn is over; it took so long."""
         self._turns.end(turn, seconds)

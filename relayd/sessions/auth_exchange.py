@@ -47,6 +47,11 @@ _RESOLVE_TIMEOUT: Final = 4.0
 """How long looking up an identity may take: less than clients wait for an answer (R-280, R-295)."""
 
 
+_REVIEWS: Final = "reviews"
+"""The line in which keys of open sessions are read again: in a peer's own line, its many AUTHs would put off
+the end of a session whose key was revoked."""
+
+
 class AuthenticatingPeer(Protocol):
     """A connection, as seen by its AUTHs."""
 
@@ -190,7 +195,7 @@ class AuthExchange:
     async def _load(self, proof: Proof, identity: str) -> None:
         try:
             async with asyncio.timeout(_RESOLVE_TIMEOUT):
-                chain = await self._keys_of(identity)
+                chain = await self._keys_of(identity, _REVIEWS)
         except (StoreError, TimeoutError):
             return  # the next review asks again
         except Exception as error:
@@ -201,10 +206,9 @@ class AuthExchange:
         if proof is self._proof:  # the session has not authenticated again meanwhile
             self._judge(proof, chain)
 
-    async def _keys_of(self, did: str) -> KeyChain:
-        """The keys of an identity, read in this peer's turn and at its charge."""
-        peer = self._connection
-        return await self._relay.identities.resolve(did, peer.checked_for, peer.payer)
+    async def _keys_of(self, did: str, line: Hashable) -> KeyChain:
+        """The keys of an identity, read in turn in this line and at this peer's charge."""
+        return await self._relay.identities.resolve(did, self._connection.checked_for, line)
 
     def _judge(self, proof: Proof, chain: KeyChain) -> None:
         now = self._relay.clock()
@@ -264,7 +268,7 @@ class AuthExchange:
             if failpoints.ARMED:
                 await failpoints.reached("sessions.auth")
             async with asyncio.timeout(_RESOLVE_TIMEOUT):
-                keys = await self._keys_of(attempt.author_id)
+                keys = await self._keys_of(attempt.author_id, self._connection.payer)
             now = relay.clock()
             proof = verify_attempt(attempt, keys, now)
             self._proved(proof, keys, now)

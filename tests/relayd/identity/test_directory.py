@@ -488,6 +488,21 @@ async def test_closing_ends_a_read_under_way(log):
         await task
 
 
+async def test_closing_begins_no_read_for_those_who_wait_for_a_turn(log):
+    people = [Identity(bytes([100 + n]) * 32) for n in range(5)]
+    for who in people:
+        log.add(revocation(who))
+    identities = directory(log)
+    await identities.open()
+    log.gate.clear()
+    tasks = [asyncio.create_task(identities.resolve(who.did)) for who in people]
+    await reading(log, 2)
+    await identities.close()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
+    assert len(log.reads) == 2
+
+
 async def test_it_tells_whose_chain_has_changed_since(log, monkeypatch):
     monkeypatch.setattr("relayd.identity.directory._REMEMBERED_CHANGES", 3)
     identities = Identities(log, Bootstrap(), KeyRules())

@@ -32,6 +32,7 @@ from relayd import failpoints
 from relayd.admission.budgets import TrustBudgets
 from relayd.admission.checker import Checker, is_dear
 from relayd.admission.checks import to_store
+from relayd.admission.holding import HeldPublishers
 from relayd.admission.knowledge import Knowledge, missing_for
 from relayd.admission.lanes import Lanes
 from relayd.admission.last_checks import LastChecks
@@ -119,7 +120,7 @@ class Admission:
         self._on_refused = on_refused
         self._apart = apart
         self._knowledge = Knowledge(identities, clock)
-        self._held: set[Publisher] = set()
+        self._held = HeldPublishers(self._slices, self.is_full, faults)
         self._repeats = Repeats(
             log,
             told=lambda request, repeat: self._step(request, functools.partial(self._looked_up, repeat)),
@@ -315,10 +316,7 @@ class Admission:
         self.pending -= 1
         self.pending_bytes -= request.held_bytes
         self._last_checks.settled(request, stored_at)
-        if self._held and not self.is_full():
-            held, self._held = self._held, set()
-            for publisher in held:
-                self._guarded(publisher.room_again)
+        self._held.tell()
         # A stored packet bars its author's next packets until the feed has applied it.
         if request.change is not None and stored_at is None:
             self._lanes.unbar(request)

@@ -140,6 +140,36 @@ async def test_a_packet_of_many_values_fills_the_queue_as_its_memory_does(rig):
     assert not rig.admission.is_full() and rig.admission.pending_bytes == 0
 
 
+@pytest.mark.req("R-321")
+async def test_a_crowd_that_waits_for_room_is_told_of_it_a_few_at_a_time(rig):
+    told: list[Peer] = []
+
+    class Waiting(Peer):
+        def room_again(self) -> None:
+            told.append(self)
+            if len(told) == 15:
+                rig.admission.pending_bytes += 2**40  # those told so far have filled the room
+
+    crowd = [Waiting() for _ in range(20)]
+    for peer in crowd:
+        rig.admission.hold(peer)
+    rig.admission.release(crowd[0])
+    rig.admission._slices.seconds = 0.0  # a turn of the loop has time for one of them
+    one = Peer()
+    rig.publish(one, tampered(made(1)), "ends")
+    await rig.answers(one, 1)
+    for turn in range(1, 100):
+        assert len(told) <= 2 * turn + 2
+        await asyncio.sleep(0)
+    assert told == crowd[1:16]
+    rig.admission.pending_bytes -= 2**40
+    rig.publish(one, tampered(made(2)), "ends")
+    await rig.answers(one, 2)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert told == crowd[1:] and not rig.admission._held
+
+
 @pytest.mark.req("R-192")
 async def test_a_batch_of_one_session_is_answered_in_full(rig):
     # Two verdicts of one lane in one batch of the pool: the first removes both from the lane.

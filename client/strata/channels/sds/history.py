@@ -79,8 +79,8 @@ class History:
         own: int = 0,
         stored: bool = False,
     ) -> None:
-        """Log a message. `own` is its number among our own messages, `clock` our Lamport time. `stored`: it
-        was read from a store."""
+        """Log a message. `own` is its number among our own messages, `clock` our Lamport time as far
+        as it is credible. `stored`: it was read from a store."""
         floor, run = self._follows(history, own)
         logged = LoggedMessage(
             message_id,

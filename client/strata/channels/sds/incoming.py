@@ -536,7 +536,7 @@ class Receiver:
             lamport,
             body,
             message.history_ids,
-            clock=self._lamport.time,
+            clock=self._lamport.credible(self._clock.wall),
             now=self._clock.now,
             hint=reception.hint,
             stored=reception.stored,

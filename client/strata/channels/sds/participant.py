@@ -206,7 +206,7 @@ class Participant(Looking):
             self._lamport.time,
             body,
             named,
-            clock=self._lamport.time,
+            clock=self._lamport.credible(self._clock.wall),
             now=now,
             own=self._own_count,
         )

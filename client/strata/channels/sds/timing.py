@@ -8,6 +8,8 @@ import math
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
+from strata.channels.sds.config import FAR_AHEAD_MS
+
 __all__ = ["LamportClock", "Schedule", "SteadyClock"]
 
 T = TypeVar("T")
@@ -112,3 +114,7 @@ class LamportClock:
     def follow(self, time: int) -> None:
         """Note that a message with this time, from another participant, was delivered."""
         self.time = max(self.time, time)
+
+    def credible(self, wall: int) -> int:
+        """Our time, unless it is far ahead of the wall clock, which was wrong once if so (C-119)."""
+        return min(self.time, wall + FAR_AHEAD_MS)

@@ -779,6 +779,20 @@ def test_what_is_too_old_to_be_told_from_a_repetition_is_refused_after_a_restart
     assert (of(Delivered, again.events()), again.statistics.refused_old) == ([], 1)
 
 
+@pytest.mark.req("C-112", "C-119")
+def test_whoever_once_wrote_with_a_clock_of_next_year_hears_others_when_that_is_forgotten() -> None:
+    config = replace(QUIET, max_history=2, max_known_ids=3)
+    alice = join("alice", config)
+    say(alice, "from next year", T + 365 * 24 * 3_600_000)
+    for number in range(5):
+        alice.receive(stranger(f"m{number}", lamport=T + number), T + number)
+    assert [each.message_id for each in of(Delivered, alice.events())] == [
+        f"m{number}" for number in range(5)
+    ]
+    alice.receive(stranger("m0", lamport=T), T + 5)
+    assert (of(Delivered, alice.events()), alice.statistics.refused_old) == ([], 1), "nothing comes twice"
+
+
 @pytest.mark.req("C-095")
 def test_what_is_forgotten_leaves_the_store_too() -> None:
     config = replace(QUIET, max_history=2, max_known_ids=3)

@@ -198,6 +198,19 @@ class MessageLog:
         found.reverse()
         return found
 
+    def followed(self, count: int, limit: int, *, dispatched_only: bool) -> list[LoggedMessage]:
+        """The messages that one sent now follows: the `recent` ones, and those with a Lamport time beyond
+        `limit` while they are among the last `count` logged. Otherwise an answer to a message from a clock
+        far ahead could come before it, and so could whatever its sender says once the clock is right."""
+        recent = self.recent(count, limit, dispatched_only=dispatched_only)
+        latest = islice(filter(None, map(self.get, reversed(self._arrivals))), count)
+        beyond = [
+            each for each in latest if each.lamport > limit and (each.dispatched or not dispatched_only)
+        ]
+        if not beyond:
+            return recent
+        return sorted([*recent, *beyond], key=lambda each: each.arrival)[-count:]
+
 
 class KnownIds:
     """The ids of messages ever logged, up to `capacity`, with their Lamport times and arrivals.

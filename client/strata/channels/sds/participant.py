@@ -669,8 +669,8 @@ class Participant(Looking):
     def _recent(self, *, dispatched_only: bool) -> list[LoggedMessage]:
         """The logged messages that a message sent now follows (C-106)."""
         # Up to the next Lamport time, so that our message of this very moment counts.
-        limit = max(self._clock.wall, self._lamport.time + 1)
-        return self._history.log.recent(
+        limit = max(self._clock.wall, self._lamport.credible(self._clock.wall) + 1)
+        return self._history.log.followed(
             self.config.causal_history_size, limit, dispatched_only=dispatched_only
         )
 

@@ -553,8 +553,29 @@ def test_a_time_from_the_far_future_freezes_nothing() -> None:
     bob.receive(stranger("near", lamport=T + 24 * 3_600_000), T)
     assert bob.lamport == T + 24 * 3_600_000
     assert [entry.message_id for entry in bob.log()] == ["near", "hostile"]
+    bob.receive(stranger("nearer", lamport=T), T)
     message = bob.wrap(b"x", T, 1)
-    assert [entry.message_id for entry in message.causal_history] == ["near"]
+    assert [entry.message_id for entry in message.causal_history] == ["nearer", "near"]
+
+
+@pytest.mark.req("C-106", "C-119")
+def test_answers_follow_questions_although_a_clock_was_two_days_ahead() -> None:
+    alice, bob = join("alice"), join("bob")
+    early = [say(alice, f"ahead {number}", T + 172_800_000) for number in range(3)]
+    for each in early:
+        bob.receive(each.encode(), T)
+    question = say(bob, "question", T + 1)
+    assert early[-1].message_id in question.history_ids
+    alice.clock_stepped(-172_800_000)
+    alice.receive(question.encode(), T + 2)
+    answer = say(alice, "answer", T + 3)
+    assert answer.history_ids == [early[-1].message_id, question.message_id]
+    bob.receive(answer.encode(), T + 4)
+    for number in range(2):
+        bob.receive(stranger(f"m{number}", lamport=T + 5), T + 5)
+    assert say(bob, "later", T + 6).history_ids == ["m0", "m1"], (
+        "what is dated ahead is named while it is new"
+    )
 
 
 # Sync

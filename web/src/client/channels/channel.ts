@@ -22,8 +22,8 @@ import type { JsonObject } from "../protocol/json.js";
 import type { Packet } from "../protocol/packets.js";
 import type { Delivery, FetchOptions } from "../relays/values.js";
 import { Acknowledging } from "./acknowledging.js";
-import { asMessage, beyond, type Entry, inOrder, lastOwnTime, makeEntry, stored } from "./entry.js";
-import { decodeMessage, messageContent, readEnvelope, readMessage, repairContent, timeOfSending } from "./envelope.js";
+import { asMessage, beyond, type Entry, inOrder, makeEntry, nextOwnTime, stored } from "./entry.js";
+import { credible, decodeMessage, messageContent, readEnvelope, readMessage, repairContent, timeOfSending } from "./envelope.js";
 import { Forgotten } from "./forgotten.js";
 import { History } from "./history.js";
 import { Search, withPlace } from "./search.js";
@@ -178,9 +178,7 @@ export class ReliableChannel {
   // Own messages.
 
   private async keepOwn(message: ContentMessage): Promise<Entry> {
-    // The package does not keep its Lamport time over a reload but takes the clock's, which may have been set back.
-    const last = lastOwnTime(this.entries.values());
-    if (message.lamportTimestamp <= last) message.lamportTimestamp = last + 1n;
+    message.lamportTimestamp = nextOwnTime(this.entries.values(), message.lamportTimestamp, Date.now());
     const wire = message.encode();
     const packet = await build(this.options.identity, messageContent(this.options.topic, wire));
     const entry = makeEntry(message, {
@@ -274,7 +272,7 @@ export class ReliableChannel {
     }
     const now = clock();
     const envelope = readEnvelope(packet, this.options.topic);
-    const message = envelope === undefined ? undefined : readMessage(envelope.wire, Date.now());
+    const message = envelope === undefined ? undefined : readMessage(envelope.wire);
     if (envelope === undefined || message === undefined) return this.refuse();
     if (message.channelId !== this.options.id) return false;
     const hint = fromHex(packet.packetId.slice(2));
@@ -358,7 +356,7 @@ export class ReliableChannel {
   }
 
   private async learn(entry: Entry): Promise<void> {
-    const { message } = entry;
+    const message = credible(entry.message, Date.now());
     this.remember(entry);
     if (entry.hint !== undefined) message.retrievalHint = entry.hint;
     if (!entry.isOwn) {

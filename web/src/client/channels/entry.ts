@@ -4,7 +4,7 @@
 
 import type { ContentMessage } from "@waku/sds";
 
-import { compare } from "./history.js";
+import { isFarAhead } from "./envelope.js";
 import type { StoredMessage } from "./store.js";
 import type { ChannelMessage } from "./values.js";
 
@@ -39,19 +39,22 @@ export function asMessage({ id, author, sentAt, isOwn, state, message, payload }
   return { id, author, sentAt, isOwn, state, follows, sender, lamport, payload: payload ?? new Uint8Array() };
 }
 
-/** Compare two entries by the order that all participants share. */
-export function inOrder(one: Entry, other: Entry): number {
-  return compare(
-    { lamport: one.message.lamportTimestamp, id: one.id },
-    { lamport: other.message.lamportTimestamp, id: other.id },
-  );
+/** Compare two entries by the order that all participants share; negative if the first one comes first. */
+export function inOrder({ id, message: { lamportTimestamp } }: Entry, other: Entry): number {
+  if (lamportTimestamp !== other.message.lamportTimestamp) return lamportTimestamp < other.message.lamportTimestamp ? -1 : 1;
+  return id < other.id ? -1 : id > other.id ? 1 : 0;
 }
 
-/** The latest Lamport time of an own message; 0 if there is none. */
-export function lastOwnTime(entries: Iterable<Entry>): bigint {
-  let last = 0n;
-  for (const { isOwn, message } of entries) if (isOwn && message.lamportTimestamp > last) last = message.lamportTimestamp;
-  return last;
+/**
+ * The Lamport time of a new own message, for which the package suggests one: later than those of the others.
+ *
+ * The package forgets its Lamport time over a reload and takes the clock's, which may have been set back. While it is
+ * open it keeps the time of a clock that was far ahead of `now` (Unix milliseconds).
+ */
+export function nextOwnTime(entries: Iterable<Entry>, suggested: bigint, now: number): bigint {
+  let next = isFarAhead(suggested, now) ? BigInt(now) : suggested;
+  for (const { isOwn, message } of entries) if (isOwn && message.lamportTimestamp >= next) next = message.lamportTimestamp + 1n;
+  return next;
 }
 
 /** The entries to forget if there are too many: the oldest released ones, at least a tenth, and none being sent. */

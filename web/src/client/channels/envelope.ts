@@ -10,7 +10,7 @@
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
-import { type ContentMessage, type EphemeralMessage, Message, type SyncMessage } from "@waku/sds";
+import { ContentMessage, type EphemeralMessage, Message, type SyncMessage } from "@waku/sds";
 
 import { base64Length } from "../protocol/bytes.js";
 import { isObject, type JsonObject } from "../protocol/json.js";
@@ -75,17 +75,25 @@ function unwrap(carrier: Packet, original: Packet | undefined): Envelope | undef
   return { wire, author: carrier.authorId, sentAt: carrier.timestamp, original };
 }
 
-/**
- * The SDS message in these bytes; undefined if there is none, or if it would take too much work or memory.
- *
- * A message dated more than a day ahead of `now` (Unix milliseconds) is refused too: the package would set its own
- * Lamport clock by it.
- */
-export function readMessage(wire: Uint8Array, now: number): ContentMessage | SyncMessage | EphemeralMessage | undefined {
+/** The SDS message in these bytes; undefined if there is none, or if it would take too much work or memory. */
+export function readMessage(wire: Uint8Array): ContentMessage | SyncMessage | EphemeralMessage | undefined {
   if (wire.length > MAX_MESSAGE_BYTES) return undefined;
   const message = decodeMessage(wire);
-  if (message === undefined || (message.lamportTimestamp ?? 0n) > BigInt(now + FAR_AHEAD_MS)) return undefined;
+  if (message === undefined) return undefined;
   return Math.max(message.causalHistory.length, message.repairRequest.length) > MAX_ENTRIES ? undefined : message;
+}
+
+/** Whether a Lamport time is more than a day ahead of `now` (Unix milliseconds): a clock was wrong, or somebody lied. */
+export function isFarAhead(lamport: bigint, now: number): boolean {
+  return lamport > BigInt(now + FAR_AHEAD_MS);
+}
+
+/** The message as the package gets it, which sets its own Lamport clock by it: with a time of `now` if far ahead (C-119). */
+export function credible(message: ContentMessage, now: number): ContentMessage {
+  if (!isFarAhead(message.lamportTimestamp, now)) return message;
+  const { messageId, channelId, senderId, causalHistory, bloomFilter, content, repairRequest, retrievalHint } = message;
+  const parts = [bloomFilter, content, repairRequest, retrievalHint] as const;
+  return new ContentMessage(messageId, channelId, senderId, causalHistory, BigInt(now), ...parts);
 }
 
 /** When a message was sent, by its signer's clock; undefined if more than a day ahead of `now` (Unix milliseconds). */

@@ -4,64 +4,53 @@
 
 import type { ContentMessage } from "@waku/sds";
 
-/** Compare two messages by the order that all participants share; negative if the first one comes first. */
-export function compare(
-  one: { readonly lamport: bigint; readonly id: string },
-  other: { readonly lamport: bigint; readonly id: string },
-): number {
-  if (one.lamport !== other.lamport) return one.lamport < other.lamport ? -1 : 1;
-  return one.id < other.id ? -1 : one.id > other.id ? 1 : 0;
-}
+type Predicate = (value: ContentMessage, index: number, all: ContentMessage[]) => unknown;
 
 /**
- * The log of one participant, bounded, in the shared order.
+ * The log of one participant, bounded.
  *
  * It also does what the package leaves out. A message that nothing waits for any more (`settle`) counts as present;
  * otherwise the package would drop the messages that follow it. And `slice`, from which the package makes the history
- * that a message names, returns only released messages: a message that is still held back is not acknowledged.
+ * that a message names, returns the released messages in the order of their release: a message that is still held back
+ * is not acknowledged, and one that is dated far ahead is named only while it is new.
  */
 export class History {
-  private items: ContentMessage[] = [];
+  private readonly items = new Map<string, ContentMessage>();
   private readonly settled = new Map<string, ContentMessage>();
   private readonly released = new Set<string>();
 
   constructor(private readonly limit: number) {}
 
   get length(): number {
-    return this.items.length;
+    return this.items.size;
   }
 
   push(...messages: ContentMessage[]): number {
-    for (const message of messages) {
-      if (this.items.some((each) => each.messageId === message.messageId)) continue;
-      let at = this.items.length;
-      while (at > 0 && isBefore(message, this.items[at - 1] as ContentMessage)) at--;
-      this.items.splice(at, 0, message);
+    for (const message of messages) if (!this.items.has(message.messageId)) this.items.set(message.messageId, message);
+    while (this.items.size > this.limit) {
+      const oldest = this.items.keys().next().value as string;
+      this.items.delete(oldest);
+      this.settle(oldest);
+      this.released.delete(oldest);
     }
-    while (this.items.length > this.limit) {
-      const oldest = this.items.shift() as ContentMessage;
-      this.settle(oldest.messageId);
-      this.released.delete(oldest.messageId);
-    }
-    return this.items.length;
+    return this.items.size;
   }
 
-  some(predicate: (value: ContentMessage, index: number, all: ContentMessage[]) => unknown): boolean {
-    if (this.items.some(predicate)) return true;
-    for (const each of this.settled.values()) if (predicate(each, 0, this.items)) return true;
-    return false;
+  some(predicate: Predicate): boolean {
+    return this.find(predicate) !== undefined || found(this.settled, predicate) !== undefined;
   }
 
-  find(predicate: (value: ContentMessage, index: number, all: ContentMessage[]) => unknown): ContentMessage | undefined {
-    return this.items.find(predicate);
+  find(predicate: Predicate): ContentMessage | undefined {
+    return found(this.items, predicate);
   }
 
-  findIndex(predicate: (value: ContentMessage, index: number, all: ContentMessage[]) => unknown): number {
-    return this.items.findIndex(predicate);
+  findIndex(predicate: Predicate): number {
+    return [...this.items.values()].findIndex(predicate);
   }
 
   slice(start?: number, end?: number): ContentMessage[] {
-    return this.items.filter(({ messageId }) => this.released.has(messageId)).slice(start, end);
+    const released = [...this.released].map((id) => this.items.get(id));
+    return released.filter((each) => each !== undefined).slice(start, end);
   }
 
   /** Note that the message was released to the program. */
@@ -87,11 +76,8 @@ export class History {
   }
 }
 
-function isBefore(one: ContentMessage, other: ContentMessage): boolean {
-  return (
-    compare(
-      { lamport: one.lamportTimestamp, id: one.messageId },
-      { lamport: other.lamportTimestamp, id: other.messageId },
-    ) < 0
-  );
+/** The first message that the predicate holds for; the package's predicates look at nothing else. */
+function found(messages: ReadonlyMap<string, ContentMessage>, predicate: Predicate): ContentMessage | undefined {
+  for (const each of messages.values()) if (predicate(each, 0, [])) return each;
+  return undefined;
 }

@@ -17,6 +17,12 @@ function published(packetId: string): Published {
   return { packetId, receivedAt: 1, duplicate: false, queued: false, downgradedTo: undefined };
 }
 
+async function within<T>(promise: Promise<T>, seconds: number): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<never>((_resolve, reject) => (timer = setTimeout(reject, 1000 * seconds, new Error("too late"))));
+  return Promise.race([promise, late]).finally(() => clearTimeout(timer));
+}
+
 const folders: string[] = [];
 
 async function folder(): Promise<string> {
@@ -104,6 +110,70 @@ test("what gets no answer is sent again, and a stopped outbox keeps it", async (
   await assert.rejects(waiting.sent, { name: "Closed" });
   await assert.rejects(never.add(first as never), { name: "Closed" });
   assert.equal((await store.list())[0]?.packetId, second?.packetId);
+});
+
+test("packets that get no answer hold up none that come later, and are sent again after them", async (context) => {
+  const sent: string[] = [];
+  const silent = packets.slice(0, 15).map(({ packetId }) => packetId);
+  const store = memoryOutbox();
+  const lists = context.mock.method(store, "list");
+  let isAway = true;
+  const outbox = new Outbox(store, ({ packetId }, { signal }) => {
+    sent.push(packetId);
+    if (!silent.includes(packetId) || !isAway) return Promise.resolve(published(packetId));
+    return new Promise((_resolve, reject) => {
+      signal?.addEventListener("abort", () => reject(signal.reason));
+      ends.push(() => reject(new RequestTimeout("PUBLISH", 60)));
+    });
+  });
+  const ends: (() => void)[] = [];
+  for (const entry of entries.slice(0, 19)) await store.add(entry);
+  outbox.start();
+  const later = await outbox.add(packets[19] as never);
+  await within(later.sent, 5);
+  assert.deepEqual(sent, packets.map(({ packetId }) => packetId), "in their order, each once");
+  assert.ok(lists.mock.callCount() < 10, `the store is read ${lists.mock.callCount()} times`);
+  isAway = false;
+  for (const end of ends) end();
+  const again = await outbox.add(packets[0] as never);
+  await within(again.sent, 5);
+  assert.equal(sent.filter((id) => id === silent[0]).length, 2);
+  await outbox.stop(CLOSED);
+});
+
+test("a packet that is removed, or settled, while the store is read is not sent after that", async () => {
+  const inner = memoryOutbox();
+  let answer = () => undefined as void;
+  let readings = 0;
+  const store: OutboxStore = {
+    ...inner,
+    async list() {
+      const found = await inner.list();
+      if (++readings === 2) await new Promise<void>((resolve) => (answer = resolve));
+      return found;
+    },
+  };
+  const sent: string[] = [];
+  let settle = () => undefined as void;
+  const outbox = new Outbox(store, async ({ packetId }) => {
+    sent.push(packetId);
+    if (sent.length === 1) await new Promise<void>((resolve) => (settle = resolve));
+    return published(packetId);
+  });
+  const [first, second, third] = packets.map(({ packetId }) => packetId);
+  await inner.add(entries[0] as never);
+  outbox.start();
+  while (sent.length === 0) await new Promise((resolve) => setTimeout(resolve));
+  await inner.add(entries[1] as never);
+  const last = await outbox.add(packets[2] as never);
+  while (readings < 2) await new Promise((resolve) => setTimeout(resolve));
+  await outbox.remove(second as string);
+  settle();
+  while ((await inner.count()) > 1) await new Promise((resolve) => setTimeout(resolve));
+  answer();
+  await within(last.sent, 5);
+  assert.deepEqual(sent, [first, third]);
+  await outbox.stop(CLOSED);
 });
 
 test("a packet that is sent before its store has said so is settled all the same", async () => {

@@ -62,7 +62,7 @@ interface Promised {
 
 /**
  * The outcome of sending a packet. The packet has left the queue (`settled`), waits for a time that the relay gave
- * (`quiet`), waits with all others for a session that may publish (`unwelcome`), or waits for the next round (`left`).
+ * (`quiet`), waits with all others for a session that may publish (`unwelcome`), or waits for a moment (`left`).
  */
 type Sending = "settled" | "quiet" | "unwelcome" | "left";
 
@@ -82,8 +82,12 @@ export class Outbox {
   /** Refusals because this session may not publish, and until when nothing is sent because of them. */
   private readonly unwelcome = new Refusals(Math.random);
   private heldUntil: number | undefined;
-  /** The packets of the present round of sending, and what ends the sending of each if it is removed meanwhile. */
-  private round = new Map<string, AbortController>();
+  /** The packets that are being sent or have their turn next, and what ends the sending of each if it is removed. */
+  private readonly turns = new Map<string, AbortController>();
+  /** The packets that are being sent, at most `AT_ONCE`: one that gets no answer holds up no other. */
+  private readonly underWay = new Map<string, Promise<void>>();
+  /** The packets that have left the store since it was last asked for its list, which may name them still. */
+  private readonly gone = new Set<string>();
   /** What the relay has said of packets, for as long as the store fails to note it: they need not be sent again. */
   private readonly unnoted = new Map<string, Published | InvalidPacket | RequestRefused>();
 
@@ -162,7 +166,8 @@ export class Outbox {
   /** Send a packet no more that was removed, here or in another tab. */
   private abandon(packetId: string): void {
     const reason = new OutboxError("the packet was removed");
-    this.round.get(packetId)?.abort(reason);
+    this.turns.get(packetId)?.abort(reason);
+    this.gone.add(packetId);
     this.unnoted.delete(packetId);
     this.settle(packetId)?.reject(reason);
   }
@@ -190,7 +195,7 @@ export class Outbox {
   /** @internal Stop sending, for this reason; waiting packets stay in the store. Idempotent. */
   async stop(reason: StrataError): Promise<void> {
     this.stopping.abort(reason);
-    for (const each of this.round.values()) each.abort(reason);
+    for (const each of this.turns.values()) each.abort(reason);
     this.stopWatching?.();
     this.wake();
     await this.draining;
@@ -226,6 +231,7 @@ export class Outbox {
       }
       const seconds = isSomeLeft ? RETRY_SECONDS : this.nextAt() - now();
       if (this.stopping.signal.aborted || this.heldUntil !== undefined) {
+        await Promise.all(this.underWay.values());
         this.isSending = false;
         return seconds;
       }
@@ -238,9 +244,10 @@ export class Outbox {
     return Math.min(this.heldUntil ?? Infinity, ...this.quietUntil.values());
   }
 
-  /** Send each waiting packet once; true if some are left that do not wait for a time. */
+  /** Begin to send each packet that does not wait for a time; true if something else is left to do. */
   private async sendAll(): Promise<boolean> {
     const durable = [...this.awaited].filter(([, { isStored }]) => isStored);
+    this.gone.clear();
     const entries = await this.store.list();
     const found = new Map(entries.map((entry) => [entry.packetId, entry]));
     let isSomeLeft = false;
@@ -257,21 +264,40 @@ export class Outbox {
     }
     if (this.heldUntil !== undefined && now() >= this.heldUntil) this.heldUntil = undefined;
     for (const [name, until] of this.quietUntil) if (now() >= until) this.quietUntil.delete(name);
-    const waiting = entries.filter((entry) => entry.refusal === undefined && !this.quietUntil.has(entry.packetId));
-    this.round = new Map(waiting.map(({ packetId }) => [packetId, new AbortController()]));
-    for (let at = 0; at < waiting.length && this.heldUntil === undefined && !this.stopping.signal.aborted; at += AT_ONCE) {
+    for (const packetId of this.turns.keys()) if (!this.underWay.has(packetId)) this.turns.delete(packetId);
+    const isElsewhere = (id: string) => this.quietUntil.has(id) || this.underWay.has(id) || this.gone.has(id);
+    const waiting = entries.filter(({ packetId, refusal }) => refusal === undefined && !isElsewhere(packetId));
+    for (const { packetId } of waiting) this.turns.set(packetId, new AbortController());
+    for (const entry of waiting) {
+      while (this.underWay.size >= AT_ONCE) await Promise.race(this.underWay.values());
+      if (this.heldUntil !== undefined || this.stopping.signal.aborted) break;
       // Passed on in their order, which is the order of sending.
-      const outcomes = await Promise.all(waiting.slice(at, at + AT_ONCE).map((entry) => this.sendOne(entry)));
-      isSomeLeft ||= outcomes.includes("left");
-      if (outcomes.includes("unwelcome")) this.heldUntil = now() + this.unwelcome.another();
-      else if (outcomes.includes("settled")) this.unwelcome.over();
+      this.underWay.set(entry.packetId, this.sendInTurn(entry));
     }
     return isSomeLeft;
   }
 
+  private async sendInTurn(entry: StoredEntry): Promise<void> {
+    const { packetId } = entry;
+    const outcome = await this.sendOne(entry);
+    const isAbandoned = this.turns.get(packetId)?.signal.aborted === true;
+    this.underWay.delete(packetId);
+    this.turns.delete(packetId);
+    if (outcome === "settled") {
+      this.gone.add(packetId);
+      if (this.heldUntil === undefined && !isAbandoned) this.unwelcome.over();
+    } else if (outcome === "left") {
+      this.quietUntil.set(packetId, now() + RETRY_SECONDS);
+    } else if (outcome === "unwelcome") {
+      this.heldUntil ??= now() + this.unwelcome.another(); // only the first of those that were under way together counts
+    }
+    // It may have been added again while it was under way.
+    if (outcome !== "settled" || isAbandoned || this.underWay.size === 0) this.ring();
+  }
+
   private async sendOne({ packetId, canonical }: StoredEntry): Promise<Sending> {
-    const { signal } = this.round.get(packetId) as AbortController;
-    if (signal.aborted) return "settled"; // it was removed since the round began
+    const { signal } = this.turns.get(packetId) as AbortController;
+    if (signal.aborted) return "settled"; // it was removed before its turn came
     try {
       const said = this.unnoted.get(packetId);
       if (said instanceof Error) return this.refuse(packetId, said);

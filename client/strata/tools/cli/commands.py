@@ -97,7 +97,8 @@ def subscribe(
                 authors=authors,
                 types=types,
                 live=live,
-                limit=None if live else limit,
+                # With a state file, some of what comes may not be printed.
+                limit=None if live or state else limit,
                 cursor=cursor,
                 cursor_fallback_since=fallback,
                 since=since_at,
@@ -233,11 +234,13 @@ async def _subscribe(
         target.connect(_OPTIONS) as relay,
         begin(relay, cursor, fallback, log_was_reset) as deliveries,
     ):
-        with PositionKeeper(target.url, position_file) as keeper:
+        with PositionKeeper(target.url, position_file, position) as keeper:
             async for delivery in deliveries:
-                output.write_delivery(delivery, as_json=as_json)
+                is_new = not keeper.has_printed(delivery)
+                if is_new:
+                    output.write_delivery(delivery, as_json=as_json)
                 keeper.printed(delivery)
-                printed += 1
+                printed += is_new
                 if printed == limit:
                     break
         statistics = relay.statistics

@@ -13,9 +13,13 @@ import msgspec
 from strata.relays.connection import Delivery
 from strata.tools.cli.files import replace_file
 
-__all__ = ["PositionFile", "PositionKeeper", "SavedPosition"]
+__all__ = ["MAX_PRINTED", "PositionFile", "PositionKeeper", "Printed", "SavedPosition"]
+
+MAX_PRINTED = 4_096
+"""How many of the last printed packets a file remembers."""
 
 _SAVE_INTERVAL = 0.2
+_NAME_BYTES = 8
 
 
 class SavedPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,9 +28,40 @@ class SavedPosition(msgspec.Struct, frozen=True, kw_only=True):
     relay: str
     cursor: str
     received_at: int
+    printed: bytes = b""
+    """The first bytes of the ids of the packets printed last: see `Printed`."""
 
 
 _DECODER = msgspec.json.Decoder(SavedPosition)
+
+
+class Printed:
+    """The packets printed last, over all runs with one file, at most `MAX_PRINTED`.
+
+    When the relay's log has lost the position, reading goes on from an earlier place, and what was printed
+    after that place comes again.
+    """
+
+    def __init__(self, position: SavedPosition | None = None) -> None:
+        known = b"" if position is None else position.printed
+        self._names = dict.fromkeys(map(bytes, zip(*[iter(known)] * _NAME_BYTES, strict=False)))
+        # What comes again pushes none of these out: else all of it would be printed again if it is too much.
+        self._earlier = frozenset(self._names)
+
+    def __contains__(self, digest: bytes) -> bool:
+        name = digest[:_NAME_BYTES]
+        return name in self._earlier or name in self._names
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._names)
+
+    def add(self, digest: bytes) -> None:
+        """Note that the packet with this digest was printed."""
+        name = digest[:_NAME_BYTES]
+        self._names.pop(name, None)
+        self._names[name] = None
+        if len(self._names) > MAX_PRINTED:
+            del self._names[next(iter(self._names))]
 
 
 class PositionFile:
@@ -69,27 +104,43 @@ class PositionFile:
 class PositionKeeper:
     """Saves the position after each printed packet: at once, or within a fifth of a second under load."""
 
-    def __init__(self, url: str, file: PositionFile | None) -> None:
+    def __init__(self, url: str, file: PositionFile | None, start: SavedPosition | None) -> None:
         self._url = url
         self._file = file
+        self._printed = Printed(start)
+        self._last: Delivery | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
+    def has_printed(self, delivery: Delivery) -> bool:
+        """Whether this packet was printed, in this run or in an earlier one."""
+        return self._file is not None and delivery.packet.digest in self._printed
+
     def printed(self, delivery: Delivery) -> None:
-        """Note that a packet has reached stdout. A packet without a cursor does not change the position."""
+        """Note that a packet has reached stdout, now or before. A packet without a cursor does not change the
+        position."""
         if self._file is None or delivery.cursor is None:
             return
-        self._file.advance(
-            SavedPosition(relay=self._url, cursor=delivery.cursor, received_at=delivery.received_at)
-        )
+        self._printed.add(delivery.packet.digest)
+        self._last = delivery
         if self._timer is None:
-            self._file.save()
+            self._save()
             self._timer = self._loop.call_later(_SAVE_INTERVAL, self._save)
 
     def _save(self) -> None:
         self._timer = None
-        if self._file is not None:
-            self._file.save()
+        if self._file is None or self._last is None:
+            return
+        self._file.advance(
+            SavedPosition(
+                relay=self._url,
+                cursor=self._last.cursor or "",
+                received_at=self._last.received_at,
+                printed=bytes(self._printed),
+            )
+        )
+        self._file.save()
+        self._last = None
 
     def __enter__(self) -> Self:
         return self

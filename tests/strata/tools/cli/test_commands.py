@@ -21,7 +21,7 @@ from strata.relays.pool.reputation import Observation
 from strata.relays.pool.score_file import ScoreFile
 from strata.tools.cli.arguments import content_of, content_of_line, moment
 from strata.tools.cli.output import harmless, note, write_line
-from strata.tools.cli.position import PositionFile, SavedPosition
+from strata.tools.cli.position import MAX_PRINTED, PositionFile, Printed, SavedPosition
 
 from tests.support.strata_command import run_strata
 
@@ -201,6 +201,37 @@ async def test_a_rerun_goes_on_where_the_state_file_stands(run, extended, make, 
     assert got == [make(n).packet_id for n in range(6)]
     code, _, err = await run("subscribe", "--state", state, "--relay", "ws://127.0.0.1:1/")
     assert code == 1 and "belongs to" in err
+
+
+@pytest.mark.parametrize("live", [("-n", 2), ("--no-live", "-n", 2)], ids=["live", "stored"])
+async def test_a_rerun_prints_nothing_again_when_the_relay_has_lost_its_place(
+    run, extended, make, tmp_path, live
+):
+    state = tmp_path / "state"
+    await extended.append(*map(make, range(4)))
+    await run("subscribe", "-n", 4, "--state", state)
+    extended.model.generation += 1  # cursors given out before are no good
+    await extended.append(make(4), make(5))
+    code, out, _ = await run("subscribe", *live, "--state", state, "--json")
+    got = [json.loads(line)["packet"]["packet_id"] for line in out.splitlines()]
+    assert (code, got) == (0, [make(4).packet_id, make(5).packet_id])
+
+
+def test_a_state_file_remembers_the_last_packets_and_one_of_before_is_read(tmp_path):
+    file = tmp_path / "state"
+    file.write_text('{"relay":"ws://a","cursor":"c","received_at":1}')
+    saved = PositionFile(file).load()
+    assert saved == SavedPosition(relay="ws://a", cursor="c", received_at=1)
+    printed = Printed(saved)
+    for number in range(MAX_PRINTED + 10):
+        printed.add(b"%08d and so on" % number)
+    again = Printed(replace(saved, printed=bytes(printed)))
+    assert [b"%08d and so on" % number in again for number in (0, 9, 10, MAX_PRINTED + 9)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 async def test_a_limit_ends_a_live_subscription_with_the_packet_that_reaches_it(

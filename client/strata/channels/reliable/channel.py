@@ -169,14 +169,14 @@ class ReliableChannel:
         key = ParticipantKey(self._channel_id, sender_id)
         hub = Hub.enter(self._node)
         try:
-            if hub.is_open(key):
+            if hub.is_open(key, self._store):
                 raise AlreadyOpen(self._channel_id, sender_id)
             self._fit_sizes(sender_id)
             rate_limit = self.config.rate_limit or DEFAULT_RATE_LIMIT_CONFIG
             outbox = await hub.open_outbox(key, rate_limit, self._store)
             await last_words(self._store, key)
             state = ChannelState.read(await self._store.load(key))
-            if hub.is_open(key):  # another opening was faster
+            if hub.is_open(key, self._store):  # another opening was faster
                 raise AlreadyOpen(self._channel_id, sender_id)
             self._session = ChannelSession(
                 self,

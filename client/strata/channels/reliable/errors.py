@@ -102,7 +102,7 @@ class RequestIdInUse(ReliableError, ValueError):
 
 
 class AlreadyOpen(ReliableError):
-    """This participant already has the channel open on this node (C-009)."""
+    """This participant already has the channel open, on this node or with this store (C-009)."""
 
     def __init__(self, channel_id: str, sender_id: str) -> None:
         super().__init__(channel_id, sender_id)
@@ -110,7 +110,10 @@ class AlreadyOpen(ReliableError):
         self.sender_id = sender_id
 
     def __str__(self) -> str:
-        return f"{self.sender_id!r} has the channel {self.channel_id!r} open on this node already"
+        return (
+            f"{self.sender_id!r} has the channel {self.channel_id!r} open on this node or with this store "
+            "already: close it first, or give this one a sender id of its own"
+        )
 
 
 class UnknownChannel(ReliableError):

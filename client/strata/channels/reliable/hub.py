@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from strata.channels.awaiting import Alarm, end_of
 from strata.channels.messaging.node import MessagingNode, NodeError
@@ -46,6 +47,10 @@ _AWAY_SECONDS = 1.0
 """How often a sender that reaches no relay checks for one without being woken."""
 _LOOK_SECONDS = 5.0
 """How often the wall clock is checked: no timer fires when a laptop wakes up."""
+
+_open: WeakValueDictionary[tuple[int, int, str], HubMember] = WeakValueDictionary()
+"""The open channels of all nodes, by the `id()` of the event loop and of the store, and by the lane: two
+channels of one participant on one store would overwrite each other's state."""
 
 
 @dataclass(slots=True)
@@ -127,9 +132,10 @@ class Hub:
 
     # Opening and closing channels.
 
-    def is_open(self, key: ParticipantKey) -> bool:
-        """Whether a participant has its channel open on this node."""
-        return _lane(key) in self.members
+    def is_open(self, key: ParticipantKey, store: Persistence) -> bool:
+        """Whether a participant has its channel open on this node, or with this store on any node."""
+        lane = _lane(key)
+        return lane in self.members or (id(self._loop), id(store), lane) in _open
 
     async def open_outbox(
         self, key: ParticipantKey, config: RateLimitConfig, persistence: Persistence
@@ -182,12 +188,17 @@ class Hub:
         if self.failure is not None:
             raise ChannelFailed("the sender of the node", self.failure)
         self.members[member.outbox.lane] = member
+        _open[self._place(member)] = member
+
+    def _place(self, member: HubMember) -> tuple[int, int, str]:
+        return id(self._loop), id(member.store), member.outbox.lane
 
     async def leave(self, member: HubMember | None = None) -> None:
         """Remove a channel that is closed or could not be opened; the last one ends the hub."""
         self._guests -= 1
         if member is not None:
             self.members.pop(member.outbox.lane, None)
+            _open.pop(self._place(member), None)
             if self._limiter is not None:
                 self._limiter.close_lane(member.outbox.lane)
         if not self._guests:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageError, NodeMessageReceived
+from strata.channels.persistence.interface import Persistence
 from strata.channels.rate_limit.values import Transmission
 from strata.channels.reliable.ephemerals import Ephemeral
 from strata.channels.reliable.outbox import Outbox
@@ -28,6 +29,9 @@ class HubMember(Protocol):
 
     @property
     def outbox(self) -> Outbox: ...
+
+    @property
+    def store(self) -> Persistence: ...
 
     @property
     def content_topic(self) -> str: ...

@@ -8,7 +8,9 @@ serve several identities; each has its own name there.
 
 from __future__ import annotations
 
+import asyncio
 import random
+from weakref import WeakValueDictionary
 
 from strata.channels.persistence.interface import Change, ParticipantKey, Persistence
 from strata.channels.persistence.records import SenderName, put, read_records, remove
@@ -18,6 +20,11 @@ __all__ = ["check_device", "name_sender"]
 _MAX_DEVICE_BYTES = 64
 _UNOWNED = "current"
 """The key under which earlier versions kept the only name of a store."""
+
+_turns: WeakValueDictionary[tuple[int, int, str], asyncio.Lock] = WeakValueDictionary()
+"""What openings hold while they name a sender, by the `id()` of the event loop and of the store, and by the
+channel. Two first openings at once would make two names, of which the store keeps one: what was sent under
+the other would never be found again."""
 
 
 def check_device(device: str) -> str:
@@ -36,9 +43,12 @@ async def name_sender(
     """
     if bound and device is not None:
         return f"{identity}#{check_device(device)}"
-    if not bound:
-        return await _kept(store, channel_id, identity, f"{rng.getrandbits(128):032x}")
-    return await _kept(store, channel_id, f"{identity}#", f"{identity}#{rng.getrandbits(48):012x}")
+    place = id(asyncio.get_running_loop()), id(store), channel_id
+    turn = _turns.setdefault(place, asyncio.Lock())
+    async with turn:
+        if not bound:
+            return await _kept(store, channel_id, identity, f"{rng.getrandbits(128):032x}")
+        return await _kept(store, channel_id, f"{identity}#", f"{identity}#{rng.getrandbits(48):012x}")
 
 
 async def _kept(store: Persistence, channel_id: str, owner: str, fresh: str) -> str:
@@ -59,11 +69,6 @@ async def _kept(store: Persistence, channel_id: str, owner: str, fresh: str) -> 
         name = names[_UNOWNED].sender_id
         changes.append(remove(SenderName, _UNOWNED))
     await store.apply(key, [*changes, put(SenderName(name, owner))])
-    others = await _names(store, key)
-    if any(each.sender_id == name for other, each in others.items() if other != owner):
-        # Two identities took the old name at the same moment; this one leaves it to the other.
-        name = fresh
-        await store.apply(key, [put(SenderName(name, owner))])
     return name
 
 

@@ -77,6 +77,7 @@ class ChannelSession:
         self.channel_id = key.channel_id
         self.content_topic = content_topic
         self.outbox = outbox
+        self.store = store
         self.started = False
         self.accepting = False
         """Whether messages may be sent; a channel that is stopping sends what it has and accepts no more."""

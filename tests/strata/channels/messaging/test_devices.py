@@ -169,6 +169,16 @@ async def test_two_identities_that_come_at_once_do_not_both_take_the_name_of_old
     assert await names(store, "did:a", "did:b") == found
 
 
+@pytest.mark.req("C-006")
+@pytest.mark.parametrize("bound", [False, True])
+@virtual
+async def test_two_first_openings_at_once_make_one_name(bound: bool) -> None:
+    store, rng = Slow(), random.Random(1)
+    openings = [name_sender(store, "room", "did:a", rng, bound=bound, device=None) for _ in range(3)]
+    first, *others = await asyncio.gather(*openings)
+    assert others == [first, first] == await names(store, "did:a", "did:a", bound=bound)
+
+
 @pytest.mark.req("C-006", "C-257")
 @virtual
 async def test_who_sent_as_the_did_itself_goes_on_as_the_did() -> None:

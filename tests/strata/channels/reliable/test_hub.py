@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from strata.channels.messaging.node import NodeError
+from strata.channels.persistence import MemoryPersistence
 from strata.channels.reliable import (
     AlreadyOpen,
     InvalidConfiguration,
@@ -59,6 +60,22 @@ async def test_a_node_around_another_has_a_hub_of_its_own() -> None:
         assert inside.is_started() and outside.is_started()
         with pytest.raises(AlreadyOpen):
             await room(outer).open()
+
+
+@pytest.mark.req("C-009", "C-257")
+@virtually
+async def test_a_participant_opens_a_channel_once_on_a_store_whatever_the_node() -> None:
+    store = MemoryPersistence()
+    rooms = [
+        make_channel(ScriptedNode(), "room", TOPIC, "alice", options={"persistence": store}) for _ in range(4)
+    ]
+    opened_one, refused = await asyncio.gather(*(each.open() for each in rooms[:2]), return_exceptions=True)
+    assert opened_one is rooms[0] and isinstance(refused, AlreadyOpen)
+    with pytest.raises(AlreadyOpen, match="close it first"):
+        await rooms[2].open()
+    await rooms[0].close()
+    async with rooms[3]:
+        pass
 
 
 @virtually

@@ -84,6 +84,9 @@ class Hub:
         self._guests = 0
         self._sender: asyncio.Task[None] | None = None
         self._counts: ChangeWriter | None = None
+        self._ended = asyncio.Event()
+        self._earlier: Hub | None = None
+        """The hub that the node had before, which may still be storing what was sent in this epoch."""
         self.failure: BaseException | None = None
         """The error that ended the sender, and thereby this hub's work."""
 
@@ -93,6 +96,7 @@ class Hub:
         hub = cls.existing(node)
         if hub is None:
             hub = cls(node)
+            hub._earlier = cls._of(node)
             node.hub = hub
         hub._guests += 1
         return hub
@@ -100,9 +104,15 @@ class Hub:
     @classmethod
     def existing(cls, node: MessagingNode) -> Hub | None:
         """The hub of a node, if any channel is open on it."""
+        hub = cls._of(node)
+        return hub if hub is not None and hub._guests and hub.failure is None else None
+
+    @classmethod
+    def _of(cls, node: MessagingNode) -> Hub | None:
+        """The hub of a node, which may be about to end."""
         hub = getattr(node, "hub", None)  # nodes of other authors may be older than the attribute
         # A node that wraps another may pass on the attribute of the inner one.
-        return hub if isinstance(hub, Hub) and hub.node is node and hub.failure is None else None
+        return hub if isinstance(hub, Hub) and hub.node is node else None
 
     # Clock and status.
 
@@ -156,6 +166,9 @@ class Hub:
         return Outbox(limiter, _lane(key))
 
     async def _make_limiter(self, config: RateLimitConfig, persistence: Persistence) -> RateLimiter:
+        if self._earlier is not None:
+            await self._earlier._ended.wait()
+            self._earlier = None
         key = ParticipantKey("", self.node.transport_identity)
         await last_words(persistence, key)
         stored = await persistence.load(key)
@@ -205,8 +218,6 @@ class Hub:
             await self._end_all()
 
     async def _end_all(self) -> None:
-        if self.node.hub is self:
-            self.node.hub = None
         self.node.message_events.off(NodeMessageReceived.name, self._on_received)
         self.node.health_events.off(ConnectionStatusChange.name, self._on_status)
         self._under_way.stop_listening()
@@ -218,11 +229,16 @@ class Hub:
                 await asyncio.wait([self._sender])
         finally:
             self._under_way.give_up()
-            if self._counts is not None:
-                try:
+            try:
+                if self._counts is not None:
                     await self._counts.close()
-                except PersistenceError as error:
-                    _log.error("what was sent in this epoch could not be stored: %s", error)
+            except PersistenceError as error:
+                _log.error("what was sent in this epoch could not be stored: %s", error)
+            finally:
+                self._ended.set()
+                if self.node.hub is self:
+                    earlier = self._earlier
+                    self.node.hub = None if earlier is None or earlier._ended.is_set() else earlier
 
     async def subscribe(self, topic: str, authors: tuple[str, ...], *, reads: bool) -> None:
         """Listen on a topic as long as any channel is started on it; `reads`: stored messages are read.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.persistence import Change, MemoryPersistence, ParticipantKey
-from strata.channels.rate_limit import RateLimitConfig, SendQueueFull
+from strata.channels.rate_limit import RateLimitConfig, RateLimiter, SendQueueFull
 from strata.channels.reliable import (
     EphemeralMessageDropped,
     MessageSent,
@@ -159,6 +160,38 @@ async def test_a_channel_that_is_opened_again_sends_what_waited_once() -> None:
         async with opened(node, **options) as (channel, _):
             await asyncio.sleep(500)
             assert texts(node) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.req("C-227", "C-257")
+@pytest.mark.parametrize("ticks", range(8))
+@virtually
+async def test_a_channel_that_opens_while_the_last_one_closes_knows_what_was_sent(
+    ticks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, store, left = ScriptedNode(), SlowToCount(), asyncio.Event()
+    close_lane = RateLimiter.close_lane
+
+    def leave(limiter: RateLimiter, lane: str) -> None:
+        close_lane(limiter, lane)
+        left.set()
+
+    monkeypatch.setattr(RateLimiter, "close_lane", leave)
+    options: dict[str, Any] = {"messages_per_epoch": 1, "persistence": store, **EPOCH}
+    first = contextlib.AsyncExitStack()
+    channel, _ = await first.enter_async_context(opened(node, **options))
+    await channel.send(b"0")
+    await settle()
+    closing = asyncio.create_task(first.aclose())
+    await left.wait()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    async with opened(node, channel_id="hall", topic="/test/1/hall/proto", **options) as (hall, _):
+        await hall.send(b"1")
+        await asyncio.sleep(20)
+        assert texts(node) == [b"0"], "one message an epoch"
+        await asyncio.sleep(200)
+    await closing
+    assert texts(node) == [b"0", b"1"]
 
 
 @pytest.mark.req("C-110")

@@ -155,3 +155,24 @@ def test_a_flood_of_forged_messages_is_told_of_once_for_each_author() -> None:
     assert many == [None] * 100, "whoever has many names is no louder"
     mine = watch.heard(shared(1_001, 1_000_500, author="me"), 1_080_000)
     assert mine is not None and "of this identity" in mine.reason
+
+
+@pytest.mark.req("C-006")
+def test_each_of_several_other_programs_is_told_of_once_while_it_is_there() -> None:
+    watch = Conflicts("alice", "me", 1_000_000)
+    told = [
+        watch.heard(shared(1_001, 1_000_500, author=author), 1_010_000 + 30_000 * turn)
+        for turn in range(60)
+        for author in ("cellar", "attic")
+    ]
+    assert [each.author for each in told if each is not None] == ["cellar", "attic"]
+    later = watch.heard(shared(1_001, 1_000_500, author="cellar"), 10_000_000)
+    assert later is not None, "it was away"
+
+
+@pytest.mark.req("C-302")
+def test_authors_that_were_told_of_are_bounded() -> None:
+    watch = Conflicts("alice", "me", 1_000_000)
+    for number in range(100):
+        assert watch.heard(shared(1_001, 1_000_500, author=f"{number}"), 1_010_000 + 60_000 * number)
+    assert len(watch._told) <= 16

@@ -5,7 +5,7 @@ end, in order, even if connections break and relays fail. The session on top of 
 sockets: `send` waits for the acknowledgement of the receiver, not of any participant.
 
     Hello    kind 0, session, stream                              who receives? sent until answered
-    Welcome  kind 1, session, receiver                            this receiver does
+    Welcome  kind 1, session, receiver                            this receiver does; session 0: to everybody
     Data     kind 2, session, receiver, stream, number, bytes     a piece of the sender's stream
     Answer   kind 3, session, receiver, bytes                     whole frames to the sender
     Bye      kind 4, session, receiver                            the sender has closed
@@ -15,7 +15,9 @@ A sender begins a new stream with each connection. It numbers its streams from 1
 0.
 
 A receiver takes a new random name each time it begins to serve, so that it never mistakes the traffic of an
-earlier receiver, which a relay may still hold, for its own. A topic must have only one receiver; a second one
+earlier receiver, which a relay may still hold, for its own. It begins with a Welcome to everybody: a sender
+with nothing pending forgets the receiver before, which may have been killed. What is pending stays with that
+one, because only that one can tell whether it was taken. A topic must have only one receiver; a second one
 would also answer.
 """
 
@@ -58,6 +60,7 @@ _log = logging.getLogger(__name__)
 
 _MAGIC = b"STRX"
 _HELLO, _WELCOME, _DATA, _ANSWER, _BYE = range(5)
+_EVERYBODY = 0
 _HEAD = Struct(">4sBQQ")
 _PLACE = Struct(">QQ")
 _PIECE_BYTES = 64 * 1024
@@ -201,13 +204,23 @@ class RelayTx(SessionTx[M]):
 
     def _hear(self, payload: bytes) -> None:
         told = _read(payload)
-        if told is None or told[1] != self._session.session_id:
+        if told is None:
             return
-        kind, _, receiver, rest = told
+        kind, session, receiver, rest = told
+        if kind == _WELCOME and session == _EVERYBODY:
+            self._follow(receiver)
+        if session != self._session.session_id:
+            return
         if kind == _WELCOME and self._welcome is not None and not self._welcome.done():
             self._welcome.set_result(receiver)
         elif kind == _ANSWER and self._carrier is not None and self._carrier.receiver == receiver:
             self._carrier.heard(rest)
+
+    def _follow(self, receiver: int) -> None:
+        """Ask anew who receives, before the next message: another receiver has begun."""
+        carrier = self._carrier
+        if carrier is not None and carrier.receiver != receiver and not self._session.pending:
+            carrier.abort()
 
     async def close(self) -> list[SendError[M]]:
         try:
@@ -517,6 +530,7 @@ class _Service(Generic[M]):
             self._has_answers.set()
 
     async def _answer(self) -> None:
+        await self._send_welcome(_EVERYBODY)
         while self._answers or self.queue.closed is None:
             await self._has_answers.wait()
             self._has_answers.clear()

@@ -18,6 +18,7 @@ from strata.txrx import (
     DeliveryTimeout,
     RelayAddress,
     RelayEnd,
+    SendError,
     TxRxClosed,
     TxRxSettings,
     relayed,
@@ -219,6 +220,44 @@ async def test_what_waits_for_its_acknowledgement_goes_again_when_the_channel_ha
         assert [await rx.recv(), await rx.recv()] == [b"one", b"two"]
     await tx.close()
     await rx.join()
+
+
+@pytest.mark.req("T-062", "T-104")
+async def test_a_sender_with_nothing_pending_goes_on_with_the_receiver_that_follows_a_killed_one() -> None:
+    ours, killed, next_one = Channel(), Channel(), Channel()
+    joined(ours, killed)
+    tx, first = sender(ours), await receiver(killed)
+    await tx.send(b"one")
+    assert await first.recv() == b"one"
+    killed.to = None
+    for task in first._service.tasks:
+        task.cancel()
+    joined(ours, next_one)
+    second = await receiver(next_one)
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(8):
+        for text in (b"two", b"three"):
+            await tx.send(text)
+            assert await second.recv() == text
+    await tx.close()
+    await second.join()
+
+
+@pytest.mark.req("T-062", "T-104")
+async def test_what_is_pending_does_not_go_to_a_receiver_that_begins_meanwhile() -> None:
+    ours, theirs, other = Channel(), Channel(), Channel("did:a:2")
+    joined(ours, theirs)
+    tx, first = sender(ours), await receiver(theirs)
+    await tx.send(b"one")
+    ours.to = None  # on its way for ever
+    sending = asyncio.create_task(tx.send(b"two"))
+    await until(lambda: tx.unacked_size == 1)
+    joined(ours, other)
+    second = await receiver(other)
+    with pytest.raises(SendError) as caught:
+        await sending
+    assert caught.value.delivery is DeliveryStatus.UNKNOWN and not second.unread
+    await asyncio.gather(first.join(), second.join())
 
 
 @pytest.mark.req("T-026", "T-104")

@@ -134,6 +134,23 @@ async def test_a_receiver_begun_anew_takes_nothing_of_the_old_ones(address):
 
 
 @pytest.mark.req("T-104")
+async def test_a_receiver_that_follows_a_killed_one_gets_the_next_message(address):
+    async with await dial(address, bytes, settings=PATIENT) as tx:
+        _, killed = await serve(address, bytes, settings=PATIENT)
+        await tx.send(b"one")
+        assert isinstance(killed, RelayRx)
+        for task in killed._service.tasks:
+            task.cancel()
+        _, rx = await serve(address, bytes, settings=PATIENT)
+        async with rx:
+            for _ in range(3):
+                await asyncio.sleep(0.2)
+                await tx.send(b"two")
+            assert await received(rx, 3) == [b"two"] * 3
+    await killed._service._line.close()
+
+
+@pytest.mark.req("T-104")
 async def test_other_senders_are_no_receivers(address):
     quick = TxRxSettings(message_delivery_timeout=3.0)
     async with await dial(address, bytes, settings=quick) as one, await dial(address, bytes) as other:

@@ -25,6 +25,7 @@ from strata_pipeline.jobs.migrate import migrate_lake
 from strata_pipeline.lake.lake import Lake
 
 from tests.support import relay_logs
+from tests.support.footers import change, chunk, statistics
 from tests.support.lakes import sql
 
 NOON = 20_000 * 86_400 + 43_200
@@ -112,9 +113,9 @@ TAMPERINGS: dict[str, tuple[Callable[[pa.Table], pa.Table], set[str]]] = {
 def tampered(spark, original: tuple[str, Path], tmp_path_factory) -> tuple[Lake, Audited]:
     """A lake with a different change in each batch, and the findings of an audit."""
     lake = Lake.open(shutil.copytree(original[1], tmp_path_factory.mktemp("tampered") / "lake"))
-    for manifest, (change, _) in zip(lake.manifests, TAMPERINGS.values(), strict=True):
+    for manifest, (altered, _) in zip(lake.manifests, TAMPERINGS.values(), strict=True):
         path = min(lake.packets.glob(f"day=*/batch={manifest.span}/kind=*/*.parquet"))
-        pq.write_table(change(pq.ParquetFile(path).read()), path)
+        pq.write_table(altered(pq.ParquetFile(path).read()), path)
     return lake, audit(spark, lake.root, url=original[0])
 
 
@@ -166,6 +167,19 @@ def test_files_torn_foreign_or_missing_are_found(spark, lake):
     foreign.mkdir(parents=True)
     (foreign / "part.parquet").write_bytes(whole)
     assert "folder: foreign" in audit(spark, lake).counts
+
+
+def test_a_footer_that_deceives_or_ends_a_process_is_a_finding_with_its_file(spark, lake):
+    path, _ = file_of(lake)
+    whole = path.read_bytes()
+    change(path, lambda footer, _: statistics(footer, "timestamp").update({"5S": bytes(8)}))
+    [found] = audit(spark, lake).findings
+    assert (found.about, found.reason, found.file) == ("file", "statistics", str(path))
+    assert str(found.detail).startswith(f"{path}, row group 0: column timestamp: its bounds")
+    path.write_bytes(whole)
+    change(path, lambda footer, _: chunk(footer, "size")["3R"].update({"1I": 2}))
+    findings = audit(spark, lake).findings
+    assert ("unreadable", str(path)) in {(one.reason, one.file) for one in findings}
 
 
 def test_what_a_plain_reader_would_read_too_much_is_found_without_the_log(spark, lake):

@@ -330,7 +330,7 @@ def test_rows_that_false_statistics_hide_are_found(lake, told):
     hidden.write_bytes(whole[:end] + footer)
     found = pq.read_metadata(hidden).row_group(0).column(0).statistics
     assert (found.min, found.max) == tuple(map(place, told))
-    assert reasons(file_faults(lake)) & {"row: doubled", "batch: unreadable"}
+    assert "file: statistics" in reasons(file_faults(lake))
 
 
 def test_units_are_as_small_as_folders_allow(lake):

@@ -17,6 +17,7 @@ from strata.protocol.lake import StoredObject
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.attempts import Attempt
 from strata_pipeline.lake.contents import GROUP_ROWS, UNREADABLE
+from strata_pipeline.lake.footers import check_content
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.shelves import fault_of_object
 from strata_pipeline.planning import parallelism
@@ -137,6 +138,7 @@ def _read(
         return
     folders = dict(part.split("=", 1) for part in told.name.split("/") if "=" in part)
     try:
+        check_content(content)
         file = pq.ParquetFile(pa.BufferReader(content))
         there = [name for name in schema.names if name in file.schema_arrow.names]
         for batch in file.iter_batches(_READ_ROWS, columns=there):

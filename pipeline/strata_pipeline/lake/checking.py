@@ -17,11 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from strata.protocol.lake import Manifest, Span, StoredObject
 
-from strata_pipeline.lake.contents import UNREADABLE, Contents, FalseBounds, Rows, parquet_files, read_rows
+from strata_pipeline.lake.contents import UNREADABLE, Contents, Rows, parquet_files, read_rows
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.layout import LakeLayout, span_of, span_over
 from strata_pipeline.lake.rows import cut, digest_of, read_places
+from strata_pipeline.lake.statistics import false_statistics
 
 __all__ = [
     "Piece",
@@ -158,7 +159,8 @@ def pieces(manifests: Iterable[Manifest]) -> Iterator[Piece]:
 
 
 def places_faults(unit: Unit, piece: Piece | None = None) -> list[Fault]:
-    """Rows that are in the wrong folder, or there twice; and files that are not Parquet files of a lake.
+    """Rows that are in the wrong folder, or there twice; and files that are not Parquet files of a lake, or
+    whose statistics are false.
 
     For one `piece` of the unit, or for all pieces one by one.
     """
@@ -178,10 +180,18 @@ def places_faults(unit: Unit, piece: Piece | None = None) -> list[Fault]:
                     faults += _misplaced(rows, places, folder)
                     seen.append(places)
             except UNREADABLE as error:
-                # Reported once. But false bounds show only in a piece with sequences that they cover.
-                if piece.first == _LEAST or isinstance(error, FalseBounds):
-                    faults.append(Fault("batch", "unreadable", str(error), file=str(path)))
+                if piece.first == _LEAST:  # reported once
+                    faults.append(_unreadable(path, error))
+                continue
+            try:
+                faults += false_statistics(path, piece.first, piece.last)
+            except UNREADABLE as error:
+                faults.append(_unreadable(path, error))
     return [*faults, *_doubled(seen)][:_LISTED]
+
+
+def _unreadable(path: Path, error: Exception) -> Fault:
+    return Fault("batch", "unreadable", str(error), file=str(path))
 
 
 def _is_found(path: Path, folder: Path, has_kinds: bool) -> bool:

@@ -10,18 +10,17 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from blake3 import blake3
 from strata.protocol.lake import NOTHING, OTHERS, ContentsDigest, Span, others_hash
 
+from strata_pipeline.lake.footers import check_footer
 from strata_pipeline.lake.rows import rows_in
 
 __all__ = [
     "GROUP_ROWS",
     "UNREADABLE",
     "Contents",
-    "FalseBounds",
     "Rows",
     "contents_of",
     "parquet_files",
@@ -47,13 +46,6 @@ _TYPES: Final[Mapping[str, Sequence[pa.DataType]]] = {
     **dict.fromkeys(("author_id", "content_type", "reason", "detail"), _TEXT),
 }
 """The types that a column may have: a stranger who can write files may choose any type."""
-
-
-class FalseBounds(ValueError):
-    """The statistics of a file do not cover the sequences that it has."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} has other sequences than its statistics tell")
 
 
 class Rows(NamedTuple):
@@ -95,12 +87,14 @@ def _read_below(folder: str, is_hidden: bool) -> Iterator[str]:
 def read_rows(
     files: Iterable[Path], columns: Sequence[str], span: Span | None = None, *, absent: bool = False
 ) -> Iterator[Rows]:
-    """All rows of files, or at least those in a span: row groups that hold none of them are skipped.
+    """All rows of files, or at least those in a span: row groups that hold none of them, by the statistics,
+    are skipped.
 
-    Raises OSError, ValueError for a file that is not Parquet, lacks a column, has it with another type or has
-    two of one name, and `FalseBounds`; if columns may be `absent`, those that a file lacks are null.
+    Raises OSError, and ValueError for a file that is not Parquet, lacks a column, has it with another type or
+    has two of one name; if columns may be `absent`, those that a file lacks are null.
     """
     for path in files:
+        check_footer(path)
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
             _check_names(path, names)
@@ -112,17 +106,12 @@ def read_rows(
                 found = file.schema_arrow.field(name).type
                 if found not in _TYPES.get(name, (found,)):
                     raise ValueError(f"{path} has a column {name} of type {found}")
-            for group, first, told in _groups(file.metadata, span):
+            for group, first in _groups(file.metadata, span):
                 is_large = file.metadata.row_group(group).num_rows > _READ_ROWS
                 for batch in file.iter_batches(
                     _READ_ROWS, row_groups=[group], columns=there, use_threads=is_large
                 ):
                     rows = batch
-                    # A stranger who can write files may write false bounds, and groups with rows of the span
-                    # would be skipped. But a read of a span that the bounds do cover reads the group, and
-                    # finds out here.
-                    if told is not None and not _are_within(rows.column("sequence"), told):
-                        raise FalseBounds(path)
                     for name in missing:
                         rows = rows.append_column(name, pa.nulls(batch.num_rows))
                     yield Rows(path, first, rows)
@@ -186,37 +175,22 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
         raise ValueError(f"{path} has a column {name!r}, by which readers may take one column for another")
 
 
-def _groups(metadata: pq.FileMetaData, span: Span | None) -> Iterator[tuple[int, int, _Bounds | None]]:
-    """The row groups that may hold rows of a span, each with the number of its first row, and its bounds, by
-    which other groups are skipped."""
+def _groups(metadata: pq.FileMetaData, span: Span | None) -> Iterator[tuple[int, int]]:
+    """The row groups that may hold rows of a span, each with the number of its first row."""
     first = 0
     place = metadata.schema.to_arrow_schema().get_field_index("sequence")
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        told = None if span is None else _bounds(group.column(place).statistics)
-        if span is None or told is None or (told.greatest > span.after and told.least <= span.up_to):
-            yield number, first, told
+        if span is None or _may_hold(group.column(place).statistics, span):
+            yield number, first
         first += group.num_rows
 
 
-class _Bounds(NamedTuple):
-    least: int
-    greatest: int
-
-
-def _bounds(told: pq.Statistics | None) -> _Bounds | None:
-    """The bounds of all sequences of a group; None if the statistics do not cover every row."""
+def _may_hold(told: pq.Statistics | None, span: Span) -> bool:
+    """Whether a group may hold rows of a span; a row without a sequence may be in any."""
     if told is None or not told.has_min_max or not told.has_null_count or told.null_count:
-        return None
-    bounds = _Bounds(told.min, told.max)
-    return bounds if all(type(one) is int for one in bounds) and bounds.least <= bounds.greatest else None
-
-
-def _are_within(sequences: pa.Array, told: _Bounds) -> bool:
-    if sequences.null_count or not pa.types.is_integer(sequences.type):
-        return False
-    found = pc.min_max(sequences).as_py()
-    return not len(sequences) or (told.least <= found["min"] and found["max"] <= told.greatest)
+        return True
+    return bool(told.max > span.after and told.min <= span.up_to)
 
 
 def _records(rows: pa.RecordBatch, quarantined: bool) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:

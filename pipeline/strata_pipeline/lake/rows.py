@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 from strata.protocol.lake import DAY_SECONDS, RowsDigest, Span, row_bytes
 
+from strata_pipeline.lake.footers import check_footer
+
 __all__ = ["PLACES", "add_rows", "cut", "digest_of", "places_at", "read_places", "received_on", "rows_in"]
 
 PLACES = ("sequence", "received_at", "packet_id", "size")
@@ -30,11 +32,13 @@ def read_places(folders: Iterable[Path], span: Span | None = None) -> pa.Table:
     within = None
     if span is not None:
         within = (pads.field("sequence") > span.after) & (pads.field("sequence") <= span.up_to)
-    tables = [
+    tables = []
+    for folder in folders:
         # With a schema, each file is checked against it, and a folder may have no files.
-        pads.dataset(folder, schema=_NO_PLACES.schema, format="parquet").to_table(filter=within)
-        for folder in folders
-    ]
+        rows = pads.dataset(folder, schema=_NO_PLACES.schema, format="parquet")
+        for name in rows.files:
+            check_footer(Path(name))
+        tables.append(rows.to_table(filter=within))
     if not tables:
         return _NO_PLACES
     return pa.concat_tables(tables).sort_by("sequence")

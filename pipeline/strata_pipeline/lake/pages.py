@@ -1,0 +1,168 @@
+"""The pages of a column in a Parquet file, as their headers tell, and the index of them.
+
+Who reads a column from its beginning meets its pages one after the other. A reader with a filter asks the
+index first, and reads only pages that it names; so the index must name all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, BinaryIO, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, field
+
+from strata_pipeline.lake.footers import Chunk, Count, EncodingCount, Statistics, Strict
+from strata_pipeline.lake.thrift import decode
+
+__all__ = ["Page", "PageBounds", "bounds_of", "pages_of"]
+
+_HEADER_BYTES: Final = (512, 32 * 2**10)
+"""The bytes of most headers, and the most of one, which has up to four values of 4 KiB."""
+_DATA, _DICTIONARY = 0, 2
+
+
+class _DataPage(Strict, frozen=True):
+    values: Annotated[int, Meta(gt=0)] = field(name="1I")
+    encoding: int = field(name="2I")
+    definition: int = field(name="3I")
+    repetition: int = field(name="4I")
+    statistics: Statistics | None = field(default=None, name="5R")
+
+
+class _Dictionary(Strict, frozen=True):
+    values: Count = field(name="1I")
+    encoding: int = field(name="2I")
+    is_sorted: bool | None = field(default=None, name="3B")
+
+
+class _Header(Strict, frozen=True):
+    type: Literal[0, 2] = field(name="1I")
+    raw_size: Count = field(name="2I")
+    size: Count = field(name="3I")
+    checksum: int | None = field(default=None, name="4I")
+    data: _DataPage | None = field(default=None, name="5R")
+    dictionary: _Dictionary | None = field(default=None, name="7R")
+
+
+class _Location(Strict, frozen=True):
+    at: int = field(name="1L")
+    size: int = field(name="2I")
+    first: int = field(name="3L")
+
+
+class _Offsets(Strict, frozen=True):
+    locations: list[_Location] = field(name="1A")
+    bytes_in_all: list[int] | None = field(default=None, name="2A")
+
+
+class PageBounds(Strict, frozen=True):
+    """What an index says of each page: whether it has nulls only, its bounds, and its number of nulls."""
+
+    are_null: list[bool] = field(name="1A")
+    mins: list[bytes] = field(name="2A")
+    maxs: list[bytes] = field(name="3A")
+    order: Annotated[int, Meta(ge=0, le=2)] = field(name="4I")
+    """0: none, 1: both bounds ascend, 2: both descend."""
+    null_counts: list[int] | None = field(default=None, name="5A")
+    by_repetition: list[int] | None = field(default=None, name="6A")
+    by_definition: list[int] | None = field(default=None, name="7A")
+    """For each page, the number of nulls and that of values, unless there can be no nulls."""
+
+
+class Page(NamedTuple):
+    """A page with values."""
+
+    at: int
+    size: int
+    first: int
+    """The number of its first row in the row group."""
+    rows: int
+    statistics: Statistics | None
+
+
+def pages_of(file: BinaryIO, chunk: Chunk) -> list[Page]:
+    """The pages with values of a column of a row group.
+
+    Raises ValueError unless they are what footer and index say, and have as many values as there are rows.
+    """
+    data = chunk.data
+    pages: list[Page] = []
+    found: Counter[tuple[int, int]] = Counter()
+    at, rows = data.begins_at, 0
+    end = at + data.size
+    while at < end:
+        header, size = _header(file, at, end)
+        if (header.type == _DICTIONARY) != (at == data.dictionary_at):
+            raise ValueError("its dictionary is not where the footer says")
+        if header.data is not None:
+            if not pages and at != data.first_page_at:
+                raise ValueError("its first values are not where the footer says")
+            pages.append(Page(at, size, rows, header.data.values, header.data.statistics))
+            rows += header.data.values
+        told = header.data or header.dictionary
+        found[header.type, -1 if told is None else told.encoding] += 1
+        at += size
+    if at != end or rows != data.values:
+        raise ValueError(f"its pages have {rows} values for {data.values} rows, or other sizes than told")
+    _check_encodings(found, data.encodings, data.encoding_counts)
+    _check_offsets(file, chunk, pages)
+    return pages
+
+
+def bounds_of(file: BinaryIO, chunk: Chunk, pages: Sequence[Page]) -> PageBounds | None:
+    """What the index of a column says of its pages; None if there is none. Raises ValueError."""
+    if chunk.index_at is None or chunk.index_bytes is None:
+        return None
+    told = msgspec.convert(_read(file, chunk.index_at, chunk.index_bytes), PageBounds)
+    sizes = {len(told.are_null), len(told.mins), len(told.maxs), len(told.null_counts or told.mins)}
+    if sizes != {len(pages)}:
+        raise ValueError("its index has other pages")
+    return told
+
+
+def _header(file: BinaryIO, at: int, end: int) -> tuple[_Header, int]:
+    """The header of the page at a place, and the bytes of both."""
+    for most in _HEADER_BYTES:
+        file.seek(at)
+        with contextlib.suppress(ValueError):
+            told, size = decode(file.read(min(most, end - at)))
+            break
+    else:
+        raise ValueError("a page has no header")
+    header = msgspec.convert(told, _Header)
+    if (header.data is None) != (header.type != _DATA) or (header.dictionary is None) != (
+        header.type != _DICTIONARY
+    ):
+        raise ValueError("a page is of two types")
+    return header, size + header.size
+
+
+def _check_encodings(
+    found: Counter[tuple[int, int]], told: Sequence[int], counts: Sequence[EncodingCount] | None
+) -> None:
+    """Spark looks for a value in the dictionary alone if all pages are told to refer to it."""
+    if any(encoding not in told for kind, encoding in found if kind == _DATA):
+        raise ValueError("its pages have other encodings than told")
+    if counts is not None and found != Counter({(one.page_type, one.encoding): one.count for one in counts}):
+        raise ValueError("its pages have other encodings than told")
+
+
+def _check_offsets(file: BinaryIO, chunk: Chunk, pages: Sequence[Page]) -> None:
+    if chunk.offsets_at is None or chunk.offsets_bytes is None:
+        if chunk.index_at is not None:
+            raise ValueError("its index has no places of pages")
+        return
+    told = msgspec.convert(_read(file, chunk.offsets_at, chunk.offsets_bytes), _Offsets)
+    if [(one.at, one.size, one.first) for one in told.locations] != [page[:3] for page in pages]:
+        raise ValueError("its pages are not where its index says")
+
+
+def _read(file: BinaryIO, at: int, size: int) -> dict[str, object]:
+    file.seek(at)
+    told, end = decode(file.read(size))
+    if end != size:
+        raise ValueError("its index has another size than told")
+    return told

@@ -1,0 +1,125 @@
+"""Footers of Parquet files that no writer of a lake has written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from strata.protocol.lake import Span
+from strata_pipeline.lake.contents import UNREADABLE, read_rows
+from strata_pipeline.lake.footers import check_content, check_footer, footer_of
+from strata_pipeline.lake.thrift import decode
+
+from tests.support.footers import change, chunk, encode, read
+from tests.support.toy_lakes import place, rows_table
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(rows_table([place(n) for n in range(1, 11)]), path, row_group_size=5)
+    return path
+
+
+def data(footer: dict[str, Any], column: str = "timestamp") -> dict[str, Any]:
+    told: dict[str, Any] = chunk(footer, column)["3R"]
+    return told
+
+
+def test_a_footer_says_what_was_written(path):
+    with path.open("rb") as file:
+        footer = footer_of(file)
+    assert (footer.rows, [group.rows for group in footer.groups]) == (10, [5, 5])
+    body, told = read(path)
+    assert decode(encode(told))[0] == told == decode(path.read_bytes(), len(body))[0]
+    check_footer(path)
+    check_content(path.read_bytes())
+
+
+FALSE: dict[str, tuple[str, Edit]] = {
+    "rows of the file": ("counts other rows", lambda footer: footer.update({"3L": 11})),
+    "rows of a group": ("5 values for 4 rows", lambda footer: footer.update(
+        {"3L": 9, "4A": [{**footer["4A"][0], "3L": 4}, footer["4A"][1]]})),
+    "values of a column": ("6 values for 5 rows", lambda footer: data(footer).update({"5L": 6})),
+    "a size by which Spark finds no group": (
+        "another size", lambda footer: footer["4A"][0].update({"6L": 2**40})),
+    "a beginning by which Spark finds no group": (
+        "begins elsewhere", lambda footer: footer["4A"][0].update({"5L": 2**40})),
+    "names exchanged": ("another name", lambda footer: data(footer).update({"3A": [b"received_at"]})),
+    "a type": ("another name or type", lambda footer: data(footer).update({"1I": 1})),
+    "a number of another type": (
+        "unknown field `5I`", lambda footer: data(footer).update({"5I": data(footer).pop("5L")})),
+    "columns of a column": ("schema is not a list", lambda footer: footer["2A"][0].update({"5I": 9})),
+    "numbers as text": ("declared as text", lambda footer: footer["2A"][1].update({"6I": 0})),
+    "a column less": ("other columns", lambda footer: footer["4A"][0]["1A"].pop()),
+    "pages beyond the end": ("not in the file", lambda footer: data(footer).update({"7L": 2**20})),
+    "a dictionary behind": ("dictionary follows", lambda footer: data(footer).update({"11L": 2**20})),
+    "short bounds": ("no numbers", lambda footer: data(footer)["12R"].update({"5S": b"1"})),
+    "levels of another column": ("counts by level", lambda footer: data(footer)["16R"].update({"3A": [1]})),
+    "bytes of numbers": ("bytes of numbers", lambda footer: data(footer)["16R"].update({"1L": 1})),
+    "a bloom filter": ("unknown field `14L`", lambda footer: data(footer).update({"14L": 4, "15I": 4})),
+    "an order of rows": ("unknown field `4A`", lambda footer: footer["4A"][0].update({"4A": [{"1I": 0}]})),
+    "another file": ("unknown field `1S`", lambda footer: chunk(footer, "timestamp").update({"1S": b"x"})),
+    "encryption": ("unknown field `8R`", lambda footer: footer.update({"8R": {"1R": {}}})),
+    "an index beyond the end": (
+        "index is not in the file", lambda footer: chunk(footer, "timestamp").update({"4L": 4, "5I": 2**20})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FALSE)
+def test_what_readers_take_in_different_ways_is_refused(path, what):
+    why, edit = FALSE[what]
+    change(path, lambda footer, _: edit(footer))
+    with pytest.raises(ValueError, match=why) as refused:
+        check_footer(path)
+    assert str(refused.value).startswith(f"{path}: ")
+
+
+def test_a_file_that_has_changed_is_checked_again(path):
+    check_footer(path)
+    change(path, lambda footer, _: footer.update({"3L": 11}))
+    with pytest.raises(ValueError, match="counts other rows"):
+        check_footer(path)
+
+
+def test_what_follows_a_footer_or_is_cut_off_is_refused(path):
+    whole, end = path.read_bytes(), len(read(path)[0])
+    size = int.from_bytes(whole[-8:-4], "little")
+    longer = whole[:-8] + b"x" + (size + 1).to_bytes(4, "little") + b"PAR1"
+    shorter = whole[:-9] + (size - 1).to_bytes(4, "little") + b"PAR1"
+    far = whole[:-8] + (end + size).to_bytes(4, "little") + b"PAR1"
+    for one in (longer, shorter, far, b"", b"PAR1", whole[:-1], b"QAR1" + whole[4:]):
+        with pytest.raises(ValueError):
+            check_content(one)
+
+
+def test_a_huge_footer_is_refused_before_it_is_read(path):
+    body, _ = read(path)
+    size = 8 * 2**20 + 1
+    with pytest.raises(ValueError, match=f"its footer has {size} bytes, and may have {size - 1}"):
+        check_content(bytes(body) + bytes(size) + size.to_bytes(4, "little") + b"PAR1")
+
+
+def test_no_byte_that_was_changed_in_a_footer_ends_the_process(path):
+    """pyarrow ends it for some of these, when it is asked for statistics."""
+    pq.write_table(rows_table([place(1)]), path, store_schema=False)
+    whole, end = path.read_bytes(), len(read(path)[0])
+    child = os.fork()
+    if not child:
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            for at in range(end, len(whole)):
+                path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+                with contextlib.suppress(*UNREADABLE):
+                    list(read_rows([path], ["sequence"], Span(0, 2**62)))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0

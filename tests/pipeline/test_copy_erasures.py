@@ -18,7 +18,7 @@ from strata.protocol.lake import LakeError
 from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs import publishing
 from strata_pipeline.jobs.copy import Copied, copy_lake
-from strata_pipeline.lake.checking import batches_faults, places_faults
+from strata_pipeline.lake.checking import unit_faults
 from strata_pipeline.lake.delta import publish, published_files
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
@@ -127,8 +127,8 @@ def seen(place: Place) -> tuple[list[int], list[int]]:
             for unit in units:
                 with lake.shelf.at_hand(unit.objects) as (folder, damage):
                     folders = [[folder / one for one in some] for some in (unit.packets, unit.quarantine)]
-                    assert damage + batches_faults(unit.manifests, *folders) == []
-                    assert places_faults(unit._replace(packets=folders[0], quarantine=folders[1])) == []
+                    there = unit_faults(unit._replace(packets=folders[0], quarantine=folders[1]))
+                    assert [*damage, *there] == []
                     for some, found in zip(folders, rows, strict=True):
                         found += sequences_in(path for one in some for path in one.rglob("*.parquet"))
             assert lake.rows_of(day) == sum(n >> 32 == day for n in rows[0])

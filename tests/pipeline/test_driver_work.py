@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from strata.protocol.lake import day_text, manifests_of_day
 from strata_pipeline.errors import LakeError
-from strata_pipeline.jobs.audit import _faults, _portions, _work
+from strata_pipeline.jobs.audit import _portions
+from strata_pipeline.jobs.file_checks import _faults, _work
 from strata_pipeline.lake import batches, checking
 from strata_pipeline.lake.batches import Batch
 from strata_pipeline.lake.generations import replace_day, staged_day
@@ -94,6 +95,6 @@ def test_of_a_day_that_was_compacted_since_the_new_batches_are_read_and_the_plac
     assert faults == [] and [len(msgspec.json.decode(one[0])) for one in work] == [0, 0, 3, 3]
     names = ("manifests", "packets", "quarantine", "objects", "first", "last")
     asked = pa.RecordBatch.from_pylist([dict(zip(names, one, strict=True)) for one in work])
-    found = [fault for some in _faults(iter([asked]), lake.shelf) for fault in some.to_pylist()]
+    found = [fault for some in _faults(iter([asked]), lake.shelf, None) for fault in some.to_pylist()]
     wanted = [] if is_sound else [("doubled", place(2))]
     assert [(one["reason"], one["sequence"]) for one in found] == wanted

@@ -20,7 +20,7 @@ from strata.protocol.lake import Span, manifests_of_day
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import checking
 from strata_pipeline.lake.batches import Batch
-from strata_pipeline.lake.checking import chunks, pieces, places_faults, units_of_day
+from strata_pipeline.lake.checking import chunks, pieces, unit_faults, units_of_day
 from strata_pipeline.lake.contents import UNREADABLE, read_rows
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.generations import replace_day, staged_day
@@ -361,7 +361,7 @@ def test_pieces_share_all_sequences_and_none_holds_more_than_its_own(lake, monke
 
     monkeypatch.setattr(checking, "_doubled", counted)
     [*units] = units_of_day(lake, DAY, manifests)
-    assert [fault for unit in units for fault in places_faults(unit)] == []
+    assert [fault for unit in units for fault in unit_faults(unit)] == []
     assert held == ([10] if len(found) == len(units) == 1 else [6, 4])
 
 

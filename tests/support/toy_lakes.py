@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 from msgspec.structs import replace
 from strata.protocol.lake import Manifest, Span, first_of_day, manifests_of_day
-from strata_pipeline.lake.checking import batches_faults, chunks, places_faults, units_of_day
+from strata_pipeline.lake.checking import unit_faults, units_of_day
 from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.lake import Lake
@@ -199,12 +199,10 @@ def faults(path: Path) -> list[str]:
 
 def file_faults(lake: Lake) -> list[Fault]:
     """The faults that an audit finds in the folders of batches."""
-    found = []
+    found: list[Fault] = []
     for day in lake.days():
         for unit in units_of_day(lake, day, lake.erasures.told(manifests_of_day(lake.manifests, day))):
-            for chunk in chunks(unit.manifests):
-                found += batches_faults(chunk, unit.packets, unit.quarantine)
-            found += places_faults(unit)
+            found += unit_faults(unit)
     return found
 
 

@@ -16,25 +16,22 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.lake import GENESIS, Manifest, Span, StoredObject
+from strata.protocol.lake import GENESIS, Manifest, Span
 
 from strata_pipeline.datasets import Packets, Quarantine
 from strata_pipeline.errors import PipelineError, UsageError, log_too_short
 from strata_pipeline.jobs.audit_erasures import check_erasures
 from strata_pipeline.jobs.audited import LISTED, Audited, Finding, add_faults, from_fault
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.lake.checking import Piece, Unit, batches_faults, pieces, places_faults
+from strata_pipeline.jobs.file_checks import files_faults
+from strata_pipeline.lake.checking import Unit
 from strata_pipeline.lake.faults import About, Fault
 from strata_pipeline.lake.kinds import kind_of
-from strata_pipeline.lake.layout import span_over
 from strata_pipeline.lake.places import AnyLake, open_lake
-from strata_pipeline.lake.stores.shelves import Shelf
 from strata_pipeline.log.database import connect, log_state
 from strata_pipeline.planning import parallelism, planned
 from strata_pipeline.transforms.comparing import differences, doubled
@@ -179,43 +176,10 @@ def _damage_told(audited: Audited) -> Iterator[None]:
 
 def _check_batches(spark: SparkSession, lake: AnyLake, days: list[int], audited: Audited) -> None:
     """Check the batches in tasks, each of which holds ids and hashes of a few batches at a time in memory."""
-    shelf: Shelf = lake.shelf
-
-    def check(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _faults(rows, shelf)
-
     for units, known in _portions(lake, days, audited.after):
-        work = [one for unit in units for one in _work(unit, audited.after)]
-        slices = min(len(work), 4 * parallelism(spark))
-        found = []
-        if work:
-            with translate_failures("reading the lake"):
-                asked = spark.createDataFrame(work, _WORK_DDL).repartition(slices)
-                found = asked.mapInArrow(check, _FAULTS_DDL).collect()
-        add_faults([*known, *(Fault(*fault) for fault in found)], audited)
-
-
-_Work = tuple[bytes, list[str], list[str], bytes, int, int]
-_WORK_DDL = (
-    "manifests binary, packets array<string>, quarantine array<string>, objects binary, first bigint, "
-    "last bigint"
-)
-"""Manifests, folders of packets, folders of quarantined rows, the objects in these (in a bucket), and the
-range of sequences in which to look for surplus rows. Work is a piece of a unit, and never a whole day."""
-_FAULTS_DDL = (
-    "about string, reason string, detail string, sequence bigint, packet_id binary, file string, row bigint"
-)
-_FAULTS = pa.schema(
-    [
-        ("about", pa.string()),
-        ("reason", pa.string()),
-        ("detail", pa.string()),
-        ("sequence", pa.int64()),
-        ("packet_id", pa.binary()),
-        ("file", pa.string()),
-        ("row", pa.int64()),
-    ]
-)
+        with translate_failures("reading the lake"):
+            found = files_faults(spark, lake.shelf, units, audited.after, sound_rows)
+        add_faults([*known, *found], audited)
 
 
 def _portions(lake: AnyLake, days: list[int], after: int) -> Iterator[tuple[list[Unit], list[Fault]]]:
@@ -237,35 +201,6 @@ def _portions(lake: AnyLake, days: list[int], after: int) -> Iterator[tuple[list
                 portion, faults, batches = [], [], 0
     if portion or faults:
         yield portion, faults
-
-
-def _work(unit: Unit, after: int) -> Iterator[_Work]:
-    """The batches of a unit, as work for tasks."""
-    folders = [str(one) for one in unit.packets], [str(one) for one in unit.quarantine]
-    objects = msgspec.json.encode(unit.objects)
-    for manifests, first, last in pieces(unit.manifests):
-        # On a compacted day, earlier batches lie in the files of new ones.
-        new = [one for one in manifests if one.up_to > after]
-        yield msgspec.json.encode(new), *folders, objects, first, last
-
-
-def _faults(rows: Iterator[pa.RecordBatch], shelf: Shelf) -> Iterator[pa.RecordBatch]:
-    for batch in rows:
-        for work in batch.to_pylist():
-            manifests = msgspec.json.decode(work["manifests"], type=list[Manifest])
-            objects = msgspec.json.decode(work["objects"], type=list[StoredObject])
-            with shelf.at_hand(objects) as (folder, faults):
-                packets, quarantine = (
-                    [folder / name for name in work[root]] for root in ("packets", "quarantine")
-                )
-                if manifests:
-                    faults += batches_faults(manifests, packets, quarantine)
-                    faults += sound_rows(quarantine, span_over(manifests))
-                piece = Piece(manifests, work["first"], work["last"])
-                faults += places_faults(Unit(manifests, packets, quarantine), piece)
-                told = [shelf.told(fault, folder)._asdict() for fault in faults]
-            if told:
-                yield pa.RecordBatch.from_pylist(told, schema=_FAULTS)
 
 
 def _place(fault: Fault) -> int:

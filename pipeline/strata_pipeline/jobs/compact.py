@@ -23,12 +23,15 @@ from strata.protocol.lake import day_text
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs.failures import translate_failures
+from strata_pipeline.jobs.file_checks import files_faults
 from strata_pipeline.jobs.object_days import compact_day
 from strata_pipeline.jobs.parts import PartDone, PartWork
 from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.jobs.rewriting import FILE_BYTES, rewrite_parts, write_day
 from strata_pipeline.lake import files
+from strata_pipeline.lake.checking import Unit
 from strata_pipeline.lake.delta import is_published, publish
+from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.generations import delete_retired, replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
@@ -142,8 +145,13 @@ def _compact_day(
         packets = Packets.read(spark, lake, [day])
         write_day(packets, staged, lake.chain.of_day(day), file_bytes=file_bytes)
     before, after = (files.count(folder, "*.parquet") for folder in (lake.day_folder(day), staged))
+
+    def check(unit: Unit) -> list[Fault]:
+        with translate_failures(f"checking {day_text(day)}"):
+            return files_faults(spark, lake.shelf, [unit])
+
     try:
-        replace_day(lake, day, staged, patience)
+        replace_day(lake, day, staged, patience, check)
     except LakeBusy:
         files.remove(staged.parent)
         files.remove_if_empty(lake.staging)

@@ -30,8 +30,10 @@ __all__ = [
     "batch_name",
     "batches_faults",
     "chunks",
+    "piece_faults",
     "pieces",
     "places_faults",
+    "unit_faults",
     "units_of_day",
 ]
 
@@ -109,6 +111,18 @@ def chunks(manifests: Iterable[Manifest]) -> Iterator[list[Manifest]]:
         yield chunk
 
 
+def unit_faults(unit: Unit) -> Iterator[Fault]:
+    """The faults of a unit's files, piece by piece."""
+    for piece in pieces(unit.manifests):
+        yield from piece_faults(unit, piece)
+
+
+def piece_faults(unit: Unit, piece: Piece) -> list[Fault]:
+    """The faults of a piece: of its batches, and of all rows within its range of sequences."""
+    faults = batches_faults(piece.manifests, unit.packets, unit.quarantine) if piece.manifests else []
+    return faults + places_faults(unit, piece)
+
+
 def batches_faults(
     manifests: Sequence[Manifest], packets: Sequence[Path], quarantine: Sequence[Path]
 ) -> list[Fault]:
@@ -158,14 +172,9 @@ def pieces(manifests: Iterable[Manifest]) -> Iterator[Piece]:
         first = last + 1
 
 
-def places_faults(unit: Unit, piece: Piece | None = None) -> list[Fault]:
-    """Rows that are in the wrong folder, or there twice; and files that are not Parquet files of a lake, or
-    whose statistics are false.
-
-    For one `piece` of the unit, or for all pieces one by one.
-    """
-    if piece is None:
-        return [fault for one in pieces(unit.manifests) for fault in places_faults(unit, one)][:_LISTED]
+def places_faults(unit: Unit, piece: Piece) -> list[Fault]:
+    """Rows of a piece that are in the wrong folder, or there twice; and files that are not Parquet files of a
+    lake, or whose statistics are false."""
     faults: list[Fault] = []
     seen: list[_Places] = []
     for folder in (*unit.packets, *unit.quarantine):

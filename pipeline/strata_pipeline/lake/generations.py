@@ -8,21 +8,23 @@ run deletes them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from strata.protocol.lake import day_text
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import files
-from strata_pipeline.lake.checking import Unit, batches_faults, chunks, places_faults
+from strata_pipeline.lake.checking import Unit, unit_faults
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.layout import listed, span_of, span_over
+from strata_pipeline.lake.layout import listed, span_over
 from strata_pipeline.lake.recovery import retire
 
-__all__ = ["check_day", "delete_retired", "replace_day", "staged_day"]
+__all__ = ["Check", "check_day", "delete_retired", "replace_day", "staged_day"]
 
+Check = Callable[[Unit], Iterable[Fault]]
+"""Finds the faults of files, in this process or in tasks."""
 _RETIRED = re.compile(r"(day=\d{4}-\d\d-\d\d)\.(\d+)(\.\d+)?")
 
 
@@ -36,14 +38,15 @@ def staged_day(lake: Lake, day: int) -> Path:
     return staged / f"batch={span_over(spans)}"
 
 
-def replace_day(lake: Lake, day: int, staged: Path, patience: float) -> Path:
+def replace_day(lake: Lake, day: int, staged: Path, patience: float, check: Check = unit_faults) -> Path:
     """Replace a day's files by new ones, which were written into the folder of `staged_day`.
 
     Return the folder of the old ones. Raises `LakeError` if the new files do not hold what the manifests say,
     and `LakeBusy` if jobs still read the lake after `patience` seconds; then the day stays as it is.
     """
     manifests = lake.erasures.told(lake.chain.of_day(day))
-    check_day(day, Unit(manifests, [staged], []), lake.folders_of_day(lake.quarantine, day))
+    unit = Unit(manifests, [staged], lake.folders_of_day(lake.quarantine, day))
+    check_day(day, unit, check)
     files.make_durable(staged.parent)
     with lake.unread(patience):
         files.exchange(lake.day_folder(day), staged.parent)
@@ -68,19 +71,10 @@ def delete_retired(lake: Lake, now: int, grace: int) -> int:
     return deleted
 
 
-def check_day(day: int, unit: Unit, aside: Sequence[Path] = ()) -> None:
-    """Raise `LakeError` unless new files of a day hold what its manifests say, and nothing else.
-
-    `aside` are the folders of quarantined rows that stay as they are.
-    """
-    faults: list[Fault] = []
-    for chunk in chunks(unit.manifests):
-        span = span_over(chunk)
-        quarantine = [folder for folder in (*unit.quarantine, *aside) if span_of(folder).overlaps(span)]
-        faults += batches_faults(chunk, unit.packets, quarantine)
-    faults += places_faults(unit)
-    if faults:
+def check_day(day: int, unit: Unit, check: Check = unit_faults) -> None:
+    """Raise `LakeError` unless files of a day hold what its manifests say, and nothing else."""
+    for fault in check(unit):
         raise LakeError(
-            f"the manifests and the files of {day_text(day)} disagree: {faults[0].detail}; "
+            f"the manifests and the files of {day_text(day)} disagree: {fault.detail}; "
             "the day stays as it is. Run audit"
         )

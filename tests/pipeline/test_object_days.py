@@ -26,7 +26,7 @@ from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
 from strata_pipeline.lake.erasing import put_record
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
-from strata_pipeline.lake.rewrites import DEFAULT_GRACE, sweep_days
+from strata_pipeline.lake.rewrites import DEFAULT_GRACE, Grace, rewrites, sweep_days
 from strata_pipeline.transforms.emptying import read_aside
 
 from tests.support.file_faults import Killed
@@ -299,6 +299,24 @@ def test_of_two_at_two_days_both_count_whoever_is_first(in_memory):
     assert rows_apart(where) == (LEFT + more, sorted(ASIDE + GONE))
     lake = ObjectLake.open(where)
     assert [one.day for one in lake.generations.records] == [DAY + 1, DAY] and swept(where) == []
+
+
+def test_what_a_killed_compaction_has_left_goes_with_what_was_erased_and_the_attempt_stays_known(in_memory):
+    first, where = next(in_memory), next(in_memory)
+    begun(first)
+    begin_with(where, first)
+    with requests() as sent:
+        compacted(where)
+    begin_with(where := next(in_memory), first)
+    listed = next(n for n, one in enumerate(sent) if one.startswith("put _days"))
+    with requests(listed), pytest.raises(Killed):
+        compacted(where)
+    [left] = rewrites(ObjectLake.open(where).store)
+    assert left.written(ObjectLake.open(where).store)
+    assert erased_all(where)
+    with ObjectLake.replace(where, Grace(timedelta(days=1), timedelta())) as lake:
+        assert left.written(lake.store) == [] and rewrites(lake.store) == [left]
+    assert swept(where) == []
 
 
 def test_readers_that_have_begun_read_on_for_the_grace_period(in_memory):

@@ -173,8 +173,13 @@ def look_at_clock(store: ObjectStore, probe: str) -> datetime:
     return now
 
 
-def sweep(store: ObjectStore, lake: LakeState, now: datetime, grace: timedelta) -> Left:
-    """Delete the leftovers of attempts that can no longer commit and that began `grace` ago or earlier."""
+def sweep(
+    store: ObjectStore, lake: LakeState, now: datetime, grace: timedelta, known_for: timedelta = timedelta()
+) -> Left:
+    """Delete the leftovers of attempts that can no longer commit and that began `grace` ago or earlier.
+
+    The record of an attempt stays for as long as `known_for`, because its tasks may still put objects.
+    """
     began = {one.name: one.modified_at for one in store.listed(ATTEMPTS)}
     left = Left([], [])
     for attempt in attempts(store):
@@ -183,8 +188,9 @@ def sweep(store: ObjectStore, lake: LakeState, now: datetime, grace: timedelta) 
             unnamed = _unnamed(store, lake, attempt, is_over)
         except (LakeError, FileNotFoundError):
             continue  # nothing is deleted on a guess; an audit reports the listing
-        if is_over and now - began.get(attempt.record, now) >= grace:
-            store.delete([*unnamed, attempt.record])
+        age = now - began.get(attempt.record, now)
+        if is_over and age >= grace:
+            store.delete([*unnamed, *([attempt.record] if age >= known_for else [])])
             left.deleted.extend(unnamed)
         else:
             left.kept.extend(unnamed)

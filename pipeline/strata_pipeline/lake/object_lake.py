@@ -160,7 +160,8 @@ class ObjectLake(LakeState):
     def tidy(self, grace: Grace) -> None:
         """Delete objects that have not been needed for as long as `grace` says; `left` then names them."""
         now = self._now()
-        some, more = sweep(self.store, self, now, grace.left), sweep_days(self.store, self, now, grace)
+        some = sweep(self.store, self, now, grace.unnamed, grace.left)
+        more = sweep_days(self.store, self, now, grace)
         self.left = Left(some.kept + more.kept, some.deleted + more.deleted)
 
     @contextlib.contextmanager

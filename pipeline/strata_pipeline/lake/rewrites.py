@@ -62,10 +62,15 @@ class Grace(NamedTuple):
     """How long objects that are no longer needed stay."""
 
     left: timedelta = timedelta(days=1)
-    """For objects that attempts have left, from the start of the attempt, and for objects that a compaction
-    has replaced."""
+    """For objects that a compaction has replaced, and for records of attempts, whose tasks may still put
+    objects, from the start of the attempt."""
     erased: timedelta = ERASED_GRACE
     """For objects that an erasure has replaced, which hold what was erased."""
+
+    @property
+    def unnamed(self) -> timedelta:
+        """For objects that attempts have left: they too may hold what was erased, and nobody reads them."""
+        return min(self)
 
 
 DEFAULT_GRACE = Grace()
@@ -145,8 +150,11 @@ def give_up(store: ObjectStore, rewrite: Rewrite) -> None:
     store.delete([*rewrite.written(store), rewrite.listing, rewrite.tombstones])
 
 
-def _discard(store: ObjectStore, rewrite: Rewrite) -> None:
-    store.delete([*rewrite.written(store), rewrite.listing, rewrite.tombstones, rewrite.record])
+def _discard(store: ObjectStore, rewrite: Rewrite, *, is_known: bool) -> None:
+    """Delete what an attempt has left; the record stays if the attempt is to be known further on."""
+    store.delete([*rewrite.written(store), rewrite.listing, rewrite.tombstones])
+    if not is_known:
+        store.delete([rewrite.record])
 
 
 def sweep_days(store: ObjectStore, lake: Days, now: datetime, grace: Grace) -> Left:
@@ -166,8 +174,9 @@ def sweep_days(store: ObjectStore, lake: Days, now: datetime, grace: Grace) -> L
         newest = lake.generations.of_day(rewrite.day)
         is_over = rewrite.is_given_up or (newest is not None and newest.number > rewrite.base)
         unnamed = rewrite.written(store)
-        if is_over and now - began.get(rewrite.record, now) >= grace.left:
-            _discard(store, rewrite)
+        age = now - began.get(rewrite.record, now)
+        if is_over and age >= grace.unnamed:
+            _discard(store, rewrite, is_known=age < grace.left)
             left.deleted.extend(unnamed)
         else:
             left.kept.extend(unnamed)

@@ -75,6 +75,14 @@ from strata.protocol.lake.summary import (
     encode_summary,
     summarise,
 )
+from strata.protocol.lake.witnesses import (
+    WITNESSES,
+    decode_witnesses,
+    encode_witnesses,
+    read_witnesses,
+    witnesses_hash,
+    witnesses_name,
+)
 
 __all__ = [
     "DAY_LISTINGS",
@@ -88,6 +96,7 @@ __all__ = [
     "NOTHING",
     "OTHERS",
     "SUMMARIES",
+    "WITNESSES",
     "ChainEnd",
     "ContentsDigest",
     "DayListing",
@@ -120,12 +129,14 @@ __all__ = [
     "decode_generation",
     "decode_listing",
     "decode_summary",
+    "decode_witnesses",
     "encode",
     "encode_day_listing",
     "encode_erasure",
     "encode_generation",
     "encode_listing",
     "encode_summary",
+    "encode_witnesses",
     "first_of_day",
     "generation_name",
     "listing_name",
@@ -133,6 +144,7 @@ __all__ = [
     "migrated",
     "others_hash",
     "parse_day",
+    "read_witnesses",
     "row_bytes",
     "seal",
     "seal_day_listing",
@@ -143,4 +155,6 @@ __all__ = [
     "string_keys",
     "summarise",
     "told",
+    "witnesses_hash",
+    "witnesses_name",
 ]

@@ -1,18 +1,21 @@
 """Manifests: one for each batch of the archive, each containing the hash of the previous one. No I/O.
 
 A batch is part of the lake once its manifest exists, and not before. The chain states what the lake must
-hold: which sequences, how many packets, in `rows` a hash over every id in its place, and from format 2 on, in
-`contents`, a hash over every body and annotation. With the hash of the last manifest, anyone can prove later
+hold: which sequences, how many packets, in `rows` a hash over every id in its place, from format 2 on, in
+`contents`, a hash over every body and annotation, and from format 3 on, in `witnesses`, the hash of the file
+that says when other relays first received packets. With the hash of the last manifest, anyone can prove later
 that nothing before it was changed.
 
-A chain of format 1 may continue in format 2, but not the other way round. `migrated` makes a manifest of
-format 2 from one of format 1 and `as_format_1` reverses that, so that hashes noted before a migration still
-prove what they proved.
+A chain may continue in a later format, but not in an earlier one. It enters format 3 with its first batch
+that has witnesses, so a lake without peers stays one of format 2, which older programs read. `migrated` makes
+a manifest of format 2 from one of format 1 and `as_format_1` reverses that, so that hashes noted before a
+migration still prove what they proved.
 """
 
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -38,20 +41,23 @@ __all__ = [
 ]
 
 FORMAT = 2
-"""The version of the manifests that this program writes."""
+"""The version in which this program begins a chain, and continues one of an earlier version."""
 
-FORMATS = (1, 2)
+FORMATS = (1, 2, 3)
 """The versions that it reads."""
 
 GENESIS = "0" * 64
 """The hash of the previous manifest in the first one."""
+
+_WITNESSED = 3
+_is_hash = re.compile(r"[0-9a-f]{64}").fullmatch
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one batch added to the lake."""
 
     format: int = 1
-    """1, or 2 with `contents`."""
+    """1, 2 with `contents`, or 3 with `witnesses` as well."""
     number: int
     """0 for the first, and so on without a gap."""
     after: int
@@ -66,6 +72,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     contents: str = ""
     """Format 2: the digest of the rows' bodies and annotations, and of all columns of a quarantined row. A
     file of format 1 does not have it."""
+    witnesses: str = ""
+    """Format 3: the hash of the file with the times at which other relays first received rows of this batch
+    (see `witnesses`); empty if no row has such a time. A file of an earlier format does not have it."""
     body_bytes: int
     kinds: dict[str, int]
     """Packets by folder."""
@@ -103,7 +112,7 @@ def decode(text: bytes, name: str) -> Manifest:
         raise LakeError(f"{name} is damaged: it is not JSON") from None
     version = head.get("format") if type(head) is dict else None
     if type(version) is not int or version not in FORMATS:
-        known = " and ".join(map(str, FORMATS))
+        known = ", ".join(map(str, FORMATS[:-1])) + f" and {FORMATS[-1]}"
         refuse(
             name, f"its format is {version!r} and this program knows {known}: use the program that wrote it"
         )
@@ -112,7 +121,11 @@ def decode(text: bytes, name: str) -> Manifest:
     except msgspec.ValidationError as error:
         refuse(name, f"it is damaged: {error}")
     if (manifest.format > 1) != bool(manifest.contents):
-        refuse(name, "it is damaged: `contents` belongs to format 2, and only there")
+        refuse(name, "it is damaged: `contents` belongs to format 2 and later ones, and only there")
+    if (manifest.format >= _WITNESSED) != ("witnesses" in head):
+        refuse(name, "it is damaged: `witnesses` belongs to format 3, and only there")
+    if manifest.witnesses and _is_hash(manifest.witnesses) is None:  # it is a part of a file's name
+        refuse(name, "it is damaged: `witnesses` is not a hash")
     try:
         recomputed = hash_of(_members(manifest))
     except InvalidInput:  # a number outside the range of JSON
@@ -130,6 +143,10 @@ class ChainEnd(NamedTuple):
     tip: str = GENESIS
     up_to: int = 0
     format: int = 1
+
+    def format_of_next(self, witnesses: str) -> int:
+        """The format of the next manifest, whose batch has these `witnesses`."""
+        return max(FORMAT, self.format, _WITNESSED if witnesses else FORMAT)
 
 
 def check_chain(manifests: Iterable[Manifest], before: ChainEnd = ChainEnd()) -> ChainEnd:  # noqa: B008
@@ -163,8 +180,10 @@ def manifests_of_day(manifests: Sequence[Manifest], day: int) -> list[Manifest]:
 
 
 def migrated(manifest: Manifest, contents: str, previous: str) -> Manifest:
-    """A manifest of format 1, converted to format 2 and sealed, after the one with the hash `previous`."""
-    return seal(msgspec.structs.replace(manifest, format=2, contents=contents, previous=previous))
+    """A manifest of format 1, converted to format 2 and sealed, after the one with the hash `previous`; one
+    of a later format keeps its format."""
+    version = max(FORMAT, manifest.format)
+    return seal(msgspec.structs.replace(manifest, format=version, contents=contents, previous=previous))
 
 
 def as_format_1(manifest: Manifest, previous: str) -> Manifest:
@@ -176,4 +195,6 @@ def _members(manifest: Manifest) -> dict[str, object]:
     members: dict[str, object] = msgspec.to_builtins(manifest)
     if manifest.format == 1:
         del members["contents"]
+    if manifest.format < _WITNESSED:
+        del members["witnesses"]
     return members

@@ -53,6 +53,7 @@ def chain(*ends: int, version: int = 2) -> list[Manifest]:
                     quarantined=0,
                     rows="ab" * 32,
                     contents="12" * 32 if version > 1 else "",
+                    witnesses="34" * 32 if version > 2 else "",
                     body_bytes=1000,
                     kinds={"POST": 10},
                     last_packet_id="cd" * 32,
@@ -65,7 +66,7 @@ def chain(*ends: int, version: int = 2) -> list[Manifest]:
     return made
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_sealed_chain_is_accepted_and_survives_its_files(version: int):
     made = chain(BORDER + 10, BORDER + 20, first_of_day(20_001) + 5, version=version)
     assert [decode(encode(manifest), "name") for manifest in made] == made
@@ -75,7 +76,7 @@ def test_a_sealed_chain_is_accepted_and_survives_its_files(version: int):
 
 @pytest.mark.parametrize("member", [name for name in Manifest.__struct_fields__ if name != "hash"])
 def test_a_change_of_any_member_shows(member: str):
-    told = json.loads(encode(chain(BORDER + 10)[0]))
+    told = json.loads(encode(chain(BORDER + 10, version=3)[0]))
     value = told[member]
     told[member] = value + 1 if isinstance(value, int) else {} if isinstance(value, dict) else "ef" * 32
     with pytest.raises(LakeError):
@@ -95,9 +96,9 @@ def test_what_is_no_manifest_is_refused_by_name(text: bytes):
 
 
 def test_another_version_says_which_program_to_use():
-    for version in (3, "2", True, None):
+    for version in (4, "2", True, None):
         told = json.loads(encode(chain(BORDER + 10)[0])) | {"format": version}
-        with pytest.raises(LakeError, match=f"format is {version!r} and this program knows 1 and 2"):
+        with pytest.raises(LakeError, match=f"format is {version!r} and this program knows 1, 2 and 3"):
             decode(json.dumps(told).encode(), "0000000000.json")
 
 
@@ -117,6 +118,46 @@ def test_a_file_of_format_1_is_read_and_written_as_ever():
     read = decode(FORMAT_1, "0000000000.json")
     assert [read] == chain(first_of_day(20_000) + 10, version=1)
     assert json.loads(encode(read)) == json.loads(FORMAT_1)
+
+
+# As written before there was a format 3.
+FORMAT_2 = (
+    FORMAT_1.replace(b'"format": 1', b'"format": 2')
+    .replace(b'"body_bytes"', b'"contents": "%s", "body_bytes"' % (b"12" * 32))
+    .replace(FORMAT_1[-67:-3], b"9eacba7017f06245eb49816d713e9590b186e061fc5039dd609cfa5b51961ca8")
+)
+
+
+def test_a_file_of_format_2_is_read_and_written_as_ever():
+    read = decode(FORMAT_2, "0000000000.json")
+    assert [read] == chain(first_of_day(20_000) + 10)
+    assert json.loads(encode(read)) == json.loads(FORMAT_2)
+
+
+@pytest.mark.parametrize(
+    ("version", "witnesses", "why"),
+    [
+        (2, "34" * 32, "`witnesses` belongs to format 3"),
+        (2, "", "`witnesses` belongs to format 3"),
+        (3, None, "`witnesses` belongs to format 3"),
+        (3, "../" * 20, "`witnesses` is not a hash"),
+        (3, "AB" * 32, "`witnesses` is not a hash"),
+    ],
+)
+def test_witnesses_belong_to_format_3_alone_and_are_a_hash(version, witnesses, why):
+    told = json.loads(encode(chain(BORDER + 10, version=version)[0]))
+    told.pop("witnesses", None)
+    if witnesses is not None:
+        told["witnesses"] = witnesses
+    with pytest.raises(LakeError, match=why):
+        decode(json.dumps(told).encode(), "0000000000.json")
+
+
+def test_a_chain_enters_format_3_with_its_first_witnesses_and_stays():
+    assert [ChainEnd(format=version).format_of_next("") for version in (1, 2, 3)] == [2, 2, 3]
+    assert [ChainEnd(format=version).format_of_next("34" * 32) for version in (1, 2, 3)] == [3, 3, 3]
+    without = msgspec.structs.replace(chain(BORDER + 10, version=3)[0], witnesses="")
+    assert decode(encode(seal(without)), "name") == seal(without)
 
 
 def test_the_second_digest_belongs_to_format_2_alone():
@@ -147,6 +188,8 @@ def test_what_a_migration_made_proves_what_was_noted_before():
     for manifest, was in zip(new, old, strict=True):
         assert as_format_1(manifest, previous) == was
         previous = was.hash
+    [later] = chain(BORDER + 10, version=3)
+    assert migrated(later, later.contents, GENESIS) == later
 
 
 def test_a_chain_is_looked_at_in_parts_and_tells_where_each_ends():

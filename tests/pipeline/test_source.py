@@ -33,6 +33,7 @@ from strata_pipeline.log.database import without_password
 from strata_pipeline.log.source import LogOptions, RelayLog
 
 from tests.support import relay_logs
+from tests.support.lakes import sql
 
 DAY = 86_400
 NOON = 20_000 * DAY + DAY // 2
@@ -95,6 +96,22 @@ def test_filters_give_what_spark_alone_would(spark, log_url, three_days):
             row.sequence for row in expected if row[f"{number}"]
         }
     everything.unpersist()
+
+
+def test_the_time_of_the_first_relay_is_read_and_is_null_in_a_log_without_it(spark, log_url, three_days):
+    def times():
+        return {row.sequence: row.witnessed_at for row in read(spark, log_url).collect()}
+
+    def early():
+        some = read(spark, log_url).where(f"witnessed_at < {NOON}").select("sequence")
+        return [row.sequence for row in some.collect()]
+
+    first = min(times())
+    sql(log_url, f"UPDATE packets SET witnessed_at = {NOON - 60} WHERE sequence = {first}")
+    assert {place: at for place, at in times().items() if at is not None} == {first: NOON - 60}
+    assert early() == [first]
+    sql(log_url, "ALTER TABLE packets DROP COLUMN witnessed_at")  # as before there were peers
+    assert list(times().values()) == [None] * 90 and early() == []
 
 
 def test_comparisons_narrow_the_span_and_the_rest_goes_back_to_spark():

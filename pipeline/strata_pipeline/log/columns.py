@@ -10,9 +10,11 @@ from strata_pipeline.bodies import read_body
 from strata_pipeline.errors import DatasetError
 from strata_pipeline.schemas import schema
 
-__all__ = ["BYTEA_STRINGS", "NUMBERS", "arrow_schema", "convert", "select_list"]
+__all__ = ["BYTEA_STRINGS", "NUMBERS", "WITNESSED_AT", "arrow_schema", "convert", "select_list"]
 
-NUMBERS = ("sequence", "received_at", "timestamp", "expires_at")
+WITNESSED_AT = "witnessed_at"
+"""A column that the log of a relay from before federation does not have; it is null there."""
+NUMBERS = ("sequence", "received_at", "timestamp", "expires_at", WITNESSED_AT)
 BYTEA_STRINGS = ("author_id", "content_type")
 """The columns that are bytea in the log: keys of strings (`strata.protocol.lake.string_key`)."""
 
@@ -27,6 +29,7 @@ _TYPES = {
     "content_type": pa.string(),
     "body": pa.binary(),
     "annotation": pa.binary(),
+    WITNESSED_AT: pa.int64(),
 }
 
 

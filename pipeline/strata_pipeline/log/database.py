@@ -35,6 +35,7 @@ __all__ = [
     "read_span",
     "read_tombstones",
     "sequence_of",
+    "source_of",
     "translate_errors",
     "without_password",
 ]
@@ -59,6 +60,12 @@ SELECT head.last_sequence, kept.removed_to, ends.day, ends.last FROM head CROSS 
     SELECT sequence >> 32, max(sequence) FROM packets WHERE sequence < kept.removed_to GROUP BY 1
 ) AS ends ON ends.last IS NOT NULL
 """
+
+_HAS_WITNESSES = """
+SELECT EXISTS (SELECT FROM pg_attribute
+    WHERE attrelid = 'packets'::regclass AND attname = 'witnessed_at' AND NOT attisdropped)
+"""
+_WITHOUT_WITNESSES = "(SELECT *, NULL::bigint AS witnessed_at FROM packets) AS packets"
 
 _PASSWORD = re.compile(r"(//[^/@:]*:)[^@]*@|(password=)[^&\s]+", re.IGNORECASE)
 
@@ -123,19 +130,31 @@ def last_of(connection: adbc.Connection, span: Span, rows: int) -> int:
     return span.up_to if row is None or row[0] is None else int(row[0])
 
 
+def source_of(connection: adbc.Connection) -> str:
+    """What `read_span` reads rows from: the table of packets, with `witnessed_at` in any case."""
+    with translate_errors(), connection.cursor() as cursor:
+        cursor.execute(_HAS_WITNESSES)
+        row = cursor.fetchone()
+    return "packets" if row is not None and row[0] else _WITHOUT_WITNESSES
+
+
 def read_span(
-    connection: adbc.Connection, span: Span, columns: str, conditions: list[str] | None = None
+    connection: adbc.Connection,
+    span: Span,
+    columns: str,
+    conditions: list[str] | None = None,
+    source: str = "packets",
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a span in order of sequence, some megabytes at a time.
 
-    `columns` and `conditions` are SQL. Without parameters the driver reads by COPY in binary form.
+    `columns`, `conditions` and `source` are SQL. Without parameters the driver reads by COPY in binary form.
     """
     where = " AND ".join([f"sequence > {span.after} AND sequence <= {span.up_to}", *(conditions or [])])
     with translate_errors(), connection.cursor() as cursor:
         cursor.adbc_statement.set_options(
             **{adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
         )
-        cursor.execute(f"SELECT {columns} FROM packets WHERE {where} ORDER BY sequence")
+        cursor.execute(f"SELECT {columns} FROM {source} WHERE {where} ORDER BY sequence")
         with cursor.fetch_record_batch() as batches:
             yield from batches
 

@@ -46,9 +46,9 @@ from pyspark.sql.types import StructType
 from strata.protocol.lake import Span
 
 from strata_pipeline.errors import LogUnavailable, UsageError
-from strata_pipeline.log.columns import arrow_schema, convert, select_list
+from strata_pipeline.log.columns import WITNESSED_AT, arrow_schema, convert, select_list
 from strata_pipeline.log.conditions import Conditions
-from strata_pipeline.log.database import connect, log_state, read_span
+from strata_pipeline.log.database import connect, log_state, read_span, source_of
 from strata_pipeline.log.spans import LogState, advance, share_out
 from strata_pipeline.schemas import schema
 from strata_pipeline.spark_daemon import calm_planning
@@ -148,8 +148,11 @@ class _Readable:
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Part)
         columns = select_list(self._schema.names) or "sequence"
+        conditions = list(partition.conditions)
         with contextlib.closing(connect(self._options.url)) as connection:
-            for batch in read_span(connection, partition.span, columns, list(partition.conditions)):
+            asked = [columns, *conditions]
+            source = source_of(connection) if any(WITNESSED_AT in one for one in asked) else "packets"
+            for batch in read_span(connection, partition.span, columns, conditions, source):
                 yield convert(batch, self._schema)
 
 

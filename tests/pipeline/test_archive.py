@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pyarrow.dataset as pads
+import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import LakeError, first_of_day
+from strata.protocol.lake import LakeError, first_of_day, read_witnesses
 from strata_pipeline.errors import LakeBusy, LogError, LogUnavailable
 from strata_pipeline.jobs import archive as archiving
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.schemas import schema
 
 from relayd.store import Store
 from tests.support import relay_logs
@@ -114,6 +117,29 @@ def test_rows_that_are_not_what_they_must_be_are_put_aside_with_the_reason(spark
     assert bodies(tmp_path) == [made[n].canonical for n in (0, 5, 6, 7)]
     relay_logs.append(log_url, relay_logs.make_many(2, first=50))
     assert archive(spark, log_url, tmp_path).packets == 2
+
+
+def test_a_lake_keeps_when_the_first_relay_received_a_packet(spark, log_url, tmp_path):
+    now = int(time.time())
+    relay_logs.append(log_url, relay_logs.make_many(20), now)
+    archive(spark, log_url, tmp_path, batch_rows=20)
+    theirs = relay_logs.make_many(20, first=20)
+    for number, packet in enumerate(theirs):  # of two partitions; half of them from a peer
+        relay_logs.append(log_url, [packet], now, witnessed_at=now - number if number % 2 else None)
+    relay_logs.append(log_url, relay_logs.make_many(5, first=40), now)
+    broken = theirs[1].digest.hex()
+    sql(log_url, f"UPDATE packets SET body = '{{' WHERE packet_id = '\\x{broken}'")
+    done = archive(spark, log_url, tmp_path, batch_rows=20, partitions=2)
+    assert (done.packets, done.quarantined) == (24, 1)
+    lake = Lake.open(tmp_path)
+    assert [manifest.format for manifest in lake.manifests] == [2, 3, 3]
+    assert [bool(manifest.witnesses) for manifest in lake.manifests] == [False, True, False]
+    told = read_witnesses(lake.witnesses.text_of(lake.manifests[1]), lake.manifests[1])
+    first = lake.manifests[1].after + 1
+    assert told == [(first + number, now - number) for number in range(1, 20, 2)]
+    # Plain readers find files of one schema.
+    found = {tuple(pq.read_schema(path).names) for path in (tmp_path / "packets").rglob("*.parquet")}
+    assert found == {tuple(schema("packets").names)}
 
 
 def test_a_damaged_last_row_blocks_nothing(spark, log_url, tmp_path):

@@ -60,12 +60,20 @@ def make_many(
         return list(itertools.chain.from_iterable(pool.map(one, chunks)))
 
 
-def append(url: str, made: Sequence[Packet], now: int | None = None, *, batch: int = 500) -> None:
-    """Append packets to a relay's log, all received at `now`."""
+def append(
+    url: str,
+    made: Sequence[Packet],
+    now: int | None = None,
+    *,
+    batch: int = 500,
+    witnessed_at: int | None = None,
+) -> None:
+    """Append packets to a relay's log, all received at `now`; with `witnessed_at`, all from a peer, whose
+    relay received them then."""
 
     async def run() -> None:
         async with await Store.open(url, retention_days=0) as store:
-            rows = [to_store(packet, None) for packet in made]
+            rows = [to_store(packet, None, witness=witnessed_at) for packet in made]
             for start in range(0, len(rows), batch):
                 await store.append(rows[start : start + batch], int(time.time()) if now is None else now)
 

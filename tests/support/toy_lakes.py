@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,14 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from blake3 import blake3
 from msgspec.structs import replace
-from strata.protocol.lake import Manifest, Span, first_of_day, manifests_of_day
+from strata.protocol.lake import (
+    Manifest,
+    Span,
+    encode_witnesses,
+    first_of_day,
+    manifests_of_day,
+    witnesses_hash,
+)
 from strata_pipeline.lake.checking import unit_faults, units_of_day
 from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.faults import Fault
@@ -33,6 +40,7 @@ __all__ = [
     "rows_file",
     "rows_table",
     "staged",
+    "witnessed",
     "write_batch",
 ]
 
@@ -163,12 +171,30 @@ def manifest_once(
     return replace(_manifests[key], number=lake.chain.end.number, after=span.after, previous=lake.tip)
 
 
+def witnessed(lake: LakeState, manifest: Manifest, times: Mapping[int, int]) -> tuple[Manifest, bytes]:
+    """The manifest of a lake's next batch, and its file, if rows were first received at these times."""
+    text = encode_witnesses(sorted(times.items()))
+    bound = witnesses_hash(text)
+    version = lake.chain.end.format_of_next(bound)
+    return replace(manifest, format=version, witnesses=bound), text
+
+
 def write_batch(
-    path: Path, ordinals: Iterable[int], quarantined: Iterable[int] = (), *, day: int = DAY, version: int = 2
+    path: Path,
+    ordinals: Iterable[int],
+    quarantined: Iterable[int] = (),
+    *,
+    day: int = DAY,
+    version: int = 2,
+    times: Mapping[int, int] | None = None,
 ) -> Manifest:
     """Add a batch to a lake."""
     with Lake.write(path) as lake:
-        return lake.commit(*staged(lake, ordinals, quarantined, day=day, version=version))
+        manifest, packets, aside = staged(lake, ordinals, quarantined, day=day, version=version)
+        text = b""
+        if times is not None:
+            manifest, text = witnessed(lake, manifest, times)
+        return lake.commit(manifest, packets, aside, text)
 
 
 def compacted(lake: Lake, day: int, target: Path) -> None:

@@ -17,7 +17,7 @@ import pyarrow.dataset as pads
 from adbc_driver_postgresql import dbapi as adbc
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import FORMAT, Manifest, Span
+from strata.protocol.lake import Manifest, Span, witnesses_hash
 
 from strata_pipeline.errors import LogError, log_too_short
 from strata_pipeline.jobs.drafts import Draft, drafting
@@ -32,6 +32,7 @@ from strata_pipeline.log.database import connect, id_at, last_of, log_state, seq
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS, LogState, next_batch
 from strata_pipeline.planning import parallelism
 from strata_pipeline.transforms.checking import check_rows
+from strata_pipeline.transforms.witnessing import gathered_witnesses, witnesses_text
 
 __all__ = ["Archived", "archive"]
 
@@ -140,16 +141,21 @@ def _archive_batch(
         .option("partitions", partitions)
         .load()
     )
-    seen = Observation()
-    checked = check_rows(log)
+    witnessed, seen = Observation(), Observation()
+    checked = _checked(log.observe(witnessed, gathered_witnesses().alias("rows")))
     counted = checked.observe(seen, F.count(F.lit(1)).alias("rows"), F.count("reason").alias("quarantined"))
     with drafting(lake, span) as draft:
         with translate_failures("archiving"):
             draft.write("packets", _packets(counted))
             quarantined = seen.get["quarantined"]
             if quarantined:  # rare, so the batch is read a second time, for these rows alone
-                draft.write("quarantine", checked.where("reason IS NOT NULL").drop("kind"))
-        return _commit(lake, span, state, draft, seen.get["rows"], quarantined)
+                draft.write("quarantine", _checked(log).where("reason IS NOT NULL").drop("kind"))
+        witnesses = witnesses_text(witnessed.get["rows"])
+        return _commit(lake, span, state, draft, seen.get["rows"], quarantined, witnesses)
+
+
+def _checked(log: DataFrame) -> DataFrame:
+    return check_rows(log.drop("witnessed_at"))
 
 
 def _packets(checked: DataFrame) -> DataFrame:
@@ -157,7 +163,13 @@ def _packets(checked: DataFrame) -> DataFrame:
 
 
 def _commit(
-    lake: AnyLake, span: Span, state: LogState, draft: Draft, rows: int, quarantined: int
+    lake: AnyLake,
+    span: Span,
+    state: LogState,
+    draft: Draft,
+    rows: int,
+    quarantined: int,
+    witnesses: bytes,
 ) -> Manifest:
     """Commit what was actually written: the files are read again before the manifest covers them."""
     packets = draft.folder("packets")
@@ -172,9 +184,10 @@ def _commit(
             f"and {len(sequences)} were found: rows are missing, or retention removed them just now"
         )
     last = places.num_rows - 1
+    bound = witnesses_hash(witnesses)
     return draft.commit(
         Manifest(
-            format=FORMAT,
+            format=lake.chain.end.format_of_next(bound),
             number=lake.chain.end.number,
             after=span.after,
             up_to=span.up_to,
@@ -182,13 +195,15 @@ def _commit(
             quarantined=quarantined,
             rows=digest_of(places),
             contents=contents_of(_folders(packets), _folders(quarantine), span),
+            witnesses=bound,
             body_bytes=pc.sum(places["size"]).as_py() or 0,
             kinds=_kinds(packets),
             last_packet_id=(places["packet_id"][last].as_py() or b"").hex(),
             last_received_at=received_on(span.day, places["received_at"][last].as_py()),
             written_at=int(time.time()),
             previous=lake.tip,
-        )
+        ),
+        witnesses,
     )
 
 

@@ -73,7 +73,8 @@ def copy_lake(
                     there = Source.of(layout, day)
                     for manifest in of_day:
                         progress(done)
-                        _copy(there, lake.manifests[manifest.number], manifest, copy)
+                        text = lake.witnesses.text_of(manifest)
+                        _copy(there, lake.manifests[manifest.number], manifest, text, copy)
                         done.batches += 1
                         done.packets += manifest.packets
                         done.left -= manifest.packets
@@ -91,15 +92,15 @@ def _check_beginning(lake: AnyLake, copy: AnyLake) -> None:
         )
 
 
-def _copy(source: Source, manifest: Manifest, now: Manifest, copy: AnyLake) -> None:
-    """Add a batch; `now` says what the batch holds after erasures."""
+def _copy(source: Source, manifest: Manifest, now: Manifest, witnesses: bytes, copy: AnyLake) -> None:
+    """Add a batch with its file of witnesses; `now` says what the batch holds after erasures."""
     if isinstance(copy, Lake):
         staged = copy.stage(manifest.span)
         extract(source, now, staged)
         packets, quarantine = (
             folder if (folder := staged / root).is_dir() else None for root in ("packets", "quarantine")
         )
-        copy.commit(manifest, packets, quarantine)
+        copy.commit(manifest, packets, quarantine, witnesses)
         return
     objects = listed_ahead(copy, now)
     attempt = copy.begin(manifest.span)
@@ -107,4 +108,4 @@ def _copy(source: Source, manifest: Manifest, now: Manifest, copy: AnyLake) -> N
         with tempfile.TemporaryDirectory(prefix="strata-copy-") as name:
             extract(source, now, Path(name))
             objects = put_files(Path(name), copy.store, attempt.object_name)
-    copy.adopt(manifest, now, attempt, objects)
+    copy.adopt(manifest, now, attempt, objects, witnesses)

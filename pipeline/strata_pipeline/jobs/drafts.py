@@ -32,8 +32,9 @@ class Draft(Protocol):
         Call this only after everything was written.
         """
 
-    def commit(self, manifest: Manifest) -> Manifest:
-        """Make it a batch of the lake; return the manifest as written. Raises `LakeBusy`."""
+    def commit(self, manifest: Manifest, witnesses: bytes) -> Manifest:
+        """Make it a batch of the lake, with its file of witnesses; return the manifest as written. Raises
+        `LakeBusy`."""
 
 
 @contextlib.contextmanager
@@ -60,8 +61,8 @@ class _OnDisk:
         files.without_notes(folder)
         return folder if any(folder.rglob("*.parquet")) else None
 
-    def commit(self, manifest: Manifest) -> Manifest:
-        return self._lake.commit(manifest, self.folder("packets"), self.folder("quarantine"))
+    def commit(self, manifest: Manifest, witnesses: bytes) -> Manifest:
+        return self._lake.commit(manifest, self.folder("packets"), self.folder("quarantine"), witnesses)
 
 
 class _InBucket:
@@ -83,5 +84,5 @@ class _InBucket:
         folder = self._brought / self._attempt.folder(root)
         return folder if folder.is_dir() else None
 
-    def commit(self, manifest: Manifest) -> Manifest:
-        return self._lake.commit(manifest, self._attempt, self._objects)
+    def commit(self, manifest: Manifest, witnesses: bytes) -> Manifest:
+        return self._lake.commit(manifest, self._attempt, self._objects, witnesses)

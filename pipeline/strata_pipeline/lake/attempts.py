@@ -5,8 +5,9 @@ _attempts/0000000012-<attempt>.json        which batch an attempt writes, put be
 An attempt writes objects under names that begin with its own, and commits with a manifest that it may put
 only if there is none with that number. So once the chain has a manifest with the number, no matter who put
 it, the attempt can never commit any more: the objects that it has left and that no listing names belong to
-nobody, and may be deleted. This needs no clock; a grace period is added to it. `rewrites` covers attempts to
-rewrite a day. Nothing else in a bucket is ever deleted.
+nobody, and may be deleted, and so may files of witnesses with the number that the manifest does not bind.
+This needs no clock; a grace period is added to it. `rewrites` covers attempts to rewrite a day. Nothing else
+in a bucket is ever deleted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ from itertools import takewhile
 from typing import NamedTuple, TypeVar
 
 import msgspec
-from strata.protocol.lake import LISTINGS, LakeError, Span, decode_listing, listing_name
+from strata.protocol.lake import (
+    LISTINGS,
+    WITNESSES,
+    LakeError,
+    Manifest,
+    Span,
+    decode_listing,
+    listing_name,
+    witnesses_name,
+)
 
 from strata_pipeline.errors import StoreError
 from strata_pipeline.lake.layout import batch_path
@@ -199,17 +209,27 @@ def sweep(
 
 def _unnamed(store: ObjectStore, lake: LakeState, attempt: Attempt, is_over: bool) -> list[str]:
     """The objects and listings of an attempt that do not count. Raises `LakeError`, `FileNotFoundError`."""
-    committed = f"{LISTINGS}/{listing_name(lake.chain.one(attempt.number))}" if is_over else ""
+    committed = ""
     unnamed = _written_by(store, attempt)
     if is_over:
+        manifest = lake.chain.one(attempt.number)
+        committed = f"{LISTINGS}/{listing_name(manifest)}"
         listing = decode_listing(store.get(committed), committed)
         unnamed = sorted(set(unnamed) - {one.name for one in listing.objects})
+        unnamed += _other_witnesses(store, manifest)
     begin = f"{LISTINGS}/{attempt.number:010}-"
     for name in takewhile(lambda one: one.startswith(begin), store.keys(LISTINGS, begin)):
         with contextlib.suppress(LakeError):
             if name != committed and decode_listing(store.get(name), name).attempt == attempt.name:
                 unnamed.append(name)
     return unnamed
+
+
+def _other_witnesses(store: ObjectStore, manifest: Manifest) -> list[str]:
+    """The files of witnesses with the number of a manifest that the manifest does not bind."""
+    begin = f"{WITNESSES}/{manifest.number:010}-"
+    there = takewhile(lambda one: one.startswith(begin), store.keys(WITNESSES, begin))
+    return [one for one in there if one != f"{WITNESSES}/{witnesses_name(manifest)}"]
 
 
 def _written_by(store: ObjectStore, attempt: Attempt) -> list[str]:

@@ -15,6 +15,7 @@ from itertools import count, groupby, zip_longest
 from strata.protocol.lake import (
     GENESIS,
     SUMMARIES,
+    WITNESSED,
     ChainEnd,
     DaySummary,
     Manifest,
@@ -136,6 +137,11 @@ class Chain:
     def summary_of(self, day: int) -> DaySummary | None:
         """The summary of a day; None if it has none."""
         return next((summary for summary in self.sealed if summary.day == day), None)
+
+    def may_have_witnesses(self, day: int) -> bool:
+        """Whether a batch of a day may have a file of witnesses."""
+        summary = self.summary_of(day)
+        return summary is None or summary.manifest_format >= WITNESSED
 
     def rows_of(self, day: int) -> int:
         """The number of packets of a day, as archived."""

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 __all__ = ["About", "Fault"]
 
-About: TypeAlias = Literal["batch", "row", "packet", "log", "folder", "file", "erasure"]
+About: TypeAlias = Literal["batch", "row", "packet", "log", "folder", "file", "erasure", "witness"]
 """What a fault, and thus a finding of an audit, can be about."""
 
 

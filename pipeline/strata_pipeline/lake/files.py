@@ -37,6 +37,7 @@ __all__ = [
     "remove_drafts",
     "remove_if_empty",
     "replace",
+    "settle",
     "shared",
     "sync",
     "unread",
@@ -205,6 +206,13 @@ def place(source: Path, target: Path) -> None:
         raise LakeError(f"{target} is there already")
     make_folder(target.parent)
     os.rename(source, target)
+    sync(target.parent)
+
+
+def settle(source: Path, target: Path) -> None:
+    """Rename a file to where it belongs, replacing any other."""
+    make_folder(target.parent)
+    os.replace(source, target)
     sync(target.parent)
 
 

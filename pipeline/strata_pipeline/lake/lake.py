@@ -13,7 +13,7 @@ a compaction can run side by side.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from strata.protocol.lake import Manifest, Span, encode, seal
@@ -23,7 +23,7 @@ from strata_pipeline.lake import files
 from strata_pipeline.lake.checking import Unit, units_of_day
 from strata_pipeline.lake.erasing import RECORD
 from strata_pipeline.lake.faults import Fault
-from strata_pipeline.lake.layout import STAGED_MANIFEST, LakeLayout, span_of
+from strata_pipeline.lake.layout import STAGED_MANIFEST, STAGED_WITNESSES, LakeLayout, span_of
 from strata_pipeline.lake.recovery import recover_batches, recover_days
 from strata_pipeline.lake.stores.schemes import not_on_a_disk
 from strata_pipeline.lake.stores.shelves import MountedDisk
@@ -158,6 +158,11 @@ class Lake(LakeLayout):
         ]
         return found, 0
 
+    def kept_witnesses(self, names: Collection[str]) -> set[str]:
+        """Those of these files of witnesses that an interrupted writer has left: none, because the next
+        writer removes them."""
+        return set()
+
     def _foreign_now(self) -> list[Path]:
         if not self.foreign(beyond=True):
             return []
@@ -179,15 +184,20 @@ class Lake(LakeLayout):
         files.make_folder(self.staging)
         return target
 
-    def commit(self, manifest: Manifest, packets: Path | None, quarantine: Path | None) -> Manifest:
+    def commit(
+        self, manifest: Manifest, packets: Path | None, quarantine: Path | None, witnesses: bytes = b""
+    ) -> Manifest:
         """Put a staged batch in place: first its folders, then its manifest. Return the manifest as written.
 
         `packets` and `quarantine` are the folders with these names in the folder of `stage`, or None.
+        `witnesses` is the file whose hash the manifest has, empty if it has none.
         """
         sealed = seal(manifest)
         for source in (packets, quarantine):
             if source is not None:
                 files.make_durable(source)
+        if witnesses:
+            files.write_new(self.staged_batch(sealed.span) / STAGED_WITNESSES, witnesses)
         # Before a reader sees anything: from it the next writer proves that the batch is ours and complete.
         files.write_new(self.staged_batch(sealed.span) / STAGED_MANIFEST, encode(sealed))
         files.sync(self.staging)

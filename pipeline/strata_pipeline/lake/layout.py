@@ -8,6 +8,7 @@ _staging/batch=…, _staging/day=…, _staging/erasure    what is being written
 _retired/day=2026-11-21.<Unix seconds>                files of a day that compaction has replaced
 _aside/                                               visible folders that belonged to no manifest
 _erased/0000000000.json, 0000000000.jsonl             what was erased since (see `erasures`)
+_witnesses/0000000000-<hash>.csv                      when other relays received packets (see `witnesses`)
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from strata.protocol.lake import Manifest, Span, day_text, encode
+from strata.protocol.lake import WITNESSES, Manifest, Span, day_text, encode, witnesses_name
 
 from strata_pipeline.lake import files
 from strata_pipeline.lake.chain import manifest_name
 from strata_pipeline.lake.erasures import Erasures
 from strata_pipeline.lake.state import LakeState
 from strata_pipeline.lake.stores.records import DiskRecords
+from strata_pipeline.lake.witnesses import Witnesses
 
 __all__ = [
     "BATCH",
     "STAGED_MANIFEST",
+    "STAGED_WITNESSES",
     "Folders",
     "LakeLayout",
     "batch_path",
@@ -39,6 +42,9 @@ __all__ = [
 
 STAGED_MANIFEST = "manifest.json"
 """The name of a batch's manifest in `_staging`."""
+
+STAGED_WITNESSES = "witnesses.csv"
+"""The name of a batch's file of witnesses in `_staging`."""
 
 BATCH = re.compile(r"batch=(\d+)-(\d+)")
 _DAY = re.compile(r"day=\d{4}-\d\d-\d\d")
@@ -68,14 +74,23 @@ class LakeLayout(LakeState):
         self.retired = root / "_retired"
         self.aside = root / "_aside"
         self.erased = root / "_erased"
-        super().__init__(str(root), DiskRecords(self.manifests_folder), Erasures(DiskRecords(self.erased)))
+        self.witnesses_folder = root / WITNESSES
+        super().__init__(
+            str(root),
+            DiskRecords(self.manifests_folder),
+            Erasures(DiskRecords(self.erased)),
+            Witnesses(DiskRecords(self.witnesses_folder)),
+        )
 
     def publish(self, manifest: Manifest) -> None:
-        """Put the staged folders of a batch in place, and append its sealed manifest to the chain."""
+        """Put the staged folders and witnesses of a batch in place, and append its sealed manifest to the
+        chain."""
         staged = self.staged_batch(manifest.span)
         for root in (self.packets, self.quarantine):
             if (staged / root.name).exists():
                 files.place(staged / root.name, root / batch_path(manifest.span))
+        if (staged / STAGED_WITNESSES).exists():
+            files.settle(staged / STAGED_WITNESSES, self.witnesses_folder / witnesses_name(manifest))
         files.write_new(self.manifests_folder / manifest_name(manifest.number), encode(manifest))
         self.chain.append(manifest)
         self.discard(manifest.span)

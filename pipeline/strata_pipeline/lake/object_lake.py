@@ -3,13 +3,15 @@
 packets/day=2026-11-21/batch=<first>-<last>/kind=POST/<attempt>-….parquet
 quarantine/day=2026-11-21/batch=<first>-<last>/<attempt>-….parquet
 _objects/0000000000-<hash of the manifest>.json       which objects hold the rows of a batch
+_witnesses/0000000000-<hash>.csv                      when other relays received packets (see `witnesses`)
 _manifests/0000000000.json, 0000000001.json, …        the chain, as on a disk
 _manifests/days/2026-11-21.json                       summaries of finished days
 _attempts/0000000012-<attempt>.json                   a batch that is being written (see `attempts`)
 _generations/0000000000.json, _days/…, _erased/…      days that were rewritten (see `object_generations`)
 
-A batch takes four steps: a record of the attempt; its objects, each under a name that only this attempt uses;
-its listing, under a name with the hash of the manifest; its manifest, if there is none with that number yet.
+A batch takes four steps: a record of the attempt; its objects, each under a name that only this attempt uses,
+and its witnesses, if any, under a name with their hash; its listing, under a name with the hash of the
+manifest; its manifest, if there is none with that number yet.
 The last step is the commit. A process that is killed before it leaves objects that no reader of manifests
 sees, and a process that comes second gets an error. Nothing is renamed, and nothing that counts is ever
 replaced.
@@ -31,6 +33,7 @@ import msgspec
 from strata.protocol.lake import (
     DAY_LISTINGS,
     LISTINGS,
+    WITNESSES,
     Generation,
     Listing,
     Manifest,
@@ -47,6 +50,7 @@ from strata.protocol.lake import (
     listing_name,
     seal,
     seal_listing,
+    witnesses_name,
 )
 
 from strata_pipeline.errors import LakeBusy, LakeError, StoreError
@@ -71,6 +75,7 @@ from strata_pipeline.lake.state import LakeState
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.records import ObjectRecords
 from strata_pipeline.lake.stores.shelves import Bucket
+from strata_pipeline.lake.witnesses import Witnesses
 
 __all__ = ["DELTA_LOG", "ObjectLake"]
 
@@ -94,7 +99,8 @@ class ObjectLake(LakeState):
         """The number of summaries that opening the lake with `replace` has written."""
         self.generations = Generations(store)
         erasures = ObjectErasures(store, self.generations)
-        super().__init__(store.url(), ObjectRecords(store, MANIFESTS), erasures)
+        witnesses = Witnesses(ObjectRecords(store, WITNESSES))
+        super().__init__(store.url(), ObjectRecords(store, MANIFESTS), erasures, witnesses)
 
     def load(self) -> None:
         # First, so that the chain, which is read afterwards, has all days of these generations, complete.
@@ -177,11 +183,15 @@ class ObjectLake(LakeState):
         """A new attempt to add a batch."""
         return Attempt.begin(self.store, self.chain.end.number, span)
 
-    def commit(self, manifest: Manifest, attempt: Attempt, objects: Sequence[StoredObject]) -> Manifest:
-        """Make the objects of an attempt a batch of the lake; return the manifest as written.
+    def commit(
+        self, manifest: Manifest, attempt: Attempt, objects: Sequence[StoredObject], witnesses: bytes = b""
+    ) -> Manifest:
+        """Make the objects of an attempt a batch of the lake; return the manifest as written. `witnesses` is
+        the file whose hash the manifest has, empty if it has none.
 
         Raises `LakeBusy` if another writer was faster: then nothing of this attempt counts.
         """
+        self._put_witnesses(manifest, witnesses)
         while not self._list(sealed := seal(manifest), attempt, objects):
             # Another process has archived the very same rows in the same second: a manifest has one listing.
             manifest = msgspec.structs.replace(manifest, written_at=manifest.written_at + 1)
@@ -189,13 +199,19 @@ class ObjectLake(LakeState):
         return sealed
 
     def adopt(
-        self, sealed: Manifest, now: Manifest, attempt: Attempt, objects: Sequence[StoredObject]
+        self,
+        sealed: Manifest,
+        now: Manifest,
+        attempt: Attempt,
+        objects: Sequence[StoredObject],
+        witnesses: bytes = b"",
     ) -> None:
         """Make the objects of an attempt a batch of the lake, under an unchanged manifest of another lake;
-        `now` says what the batch holds after erasures.
+        `now` says what the batch holds after erasures, and `witnesses` is as for `commit`.
 
         Raises `LakeBusy`.
         """
+        self._put_witnesses(sealed, witnesses)
         if not self._list(sealed, attempt, objects):
             # Another copy has put the listing, and was killed or still runs: both put the same manifest.
             if self.store.exists(f"{MANIFESTS}/{manifest_name(sealed.number)}"):
@@ -210,6 +226,10 @@ class ObjectLake(LakeState):
             else:
                 objects = standing
         self._finish(sealed, attempt, objects)
+
+    def _put_witnesses(self, manifest: Manifest, witnesses: bytes) -> None:
+        if witnesses:  # two writers that put the same name put the same bytes
+            self.store.put(f"{WITNESSES}/{witnesses_name(manifest)}", witnesses)
 
     def _objects_that_hold(self, sealed: Manifest, now: Manifest) -> list[StoredObject] | None:
         """The objects that the listing of a batch names; None if they do not hold what it should hold now."""
@@ -445,6 +465,11 @@ class ObjectLake(LakeState):
             surplus = [name for name in surplus if name not in known]
             return [_surplus_fault(self.store.url(name)) for name in surplus], len(known)
         return [], 0
+
+    def kept_witnesses(self, names: Collection[str]) -> set[str]:
+        """Those of these files of witnesses that attempts have left, which are deleted later."""
+        known = {f"{attempt.number:010}" for attempt in attempts(self.store)}
+        return {name for name in names if name.partition("-")[0] in known}
 
     def _known(self, surplus: Collection[str]) -> set[str]:
         """The objects among these that attempts have left, that were replaced and await deletion, or that a

@@ -13,18 +13,27 @@ for readers.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from pathlib import Path
 from typing import NoReturn
 
-from strata.protocol.lake import Manifest, Span, decode
+from strata.protocol.lake import Manifest, Span, decode, read_witnesses, witnesses_name
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import files
 from strata_pipeline.lake.contents import UNREADABLE, contents_of
 from strata_pipeline.lake.erasing import finish_erasure
-from strata_pipeline.lake.layout import BATCH, STAGED_MANIFEST, LakeLayout, batch_path, listed, span_of
+from strata_pipeline.lake.layout import (
+    BATCH,
+    STAGED_MANIFEST,
+    STAGED_WITNESSES,
+    LakeLayout,
+    batch_path,
+    listed,
+    span_of,
+)
 from strata_pipeline.lake.rows import digest_of, read_places
 
 __all__ = ["recover_batches", "recover_days", "retire"]
@@ -61,6 +70,7 @@ def recover_batches(lake: LakeLayout) -> list[Path]:
                 left = root / batch_path(span)
                 if left in unknown:
                     moved.append(files.move(left, lake.aside, f"{root.name}-{span.day}-{left.name}"))
+            _remove_witnesses(lake, span)
             lake.discard(span)
     files.remove_if_empty(lake.staging)
     return moved
@@ -116,11 +126,9 @@ def _remove_drafts(folder: Path) -> None:
 
 def _complete(lake: LakeLayout, span: Span) -> bool:
     """Put a staged batch in place if it is the next of the chain, and complete; return whether it was."""
-    staged = lake.staged_batch(span)
     try:
-        manifest = decode((staged / STAGED_MANIFEST).read_bytes(), STAGED_MANIFEST)
-        follows = manifest.number == lake.chain.end.number and manifest.previous == lake.tip
-        if not follows or manifest.span != span or not _is_whole(lake, staged, manifest):
+        manifest = _next_staged(lake, span)
+        if manifest is None or not _is_whole(lake, lake.staged_batch(span), manifest):
             return False
     except (*UNREADABLE, LakeError):
         return False
@@ -128,8 +136,30 @@ def _complete(lake: LakeLayout, span: Span) -> bool:
     return True
 
 
+def _next_staged(lake: LakeLayout, span: Span) -> Manifest | None:
+    """The manifest of a staged batch if it is the next of the chain. Raises OSError, `LakeError`."""
+    manifest = decode((lake.staged_batch(span) / STAGED_MANIFEST).read_bytes(), STAGED_MANIFEST)
+    follows = manifest.number == lake.chain.end.number and manifest.previous == lake.tip
+    return manifest if follows and manifest.span == span else None
+
+
+def _remove_witnesses(lake: LakeLayout, span: Span) -> None:
+    """Remove the witnesses of a batch that is archived again, if they were already in place."""
+    with contextlib.suppress(*UNREADABLE, LakeError):
+        manifest = _next_staged(lake, span)
+        if manifest is not None and manifest.witnesses:
+            (lake.witnesses_folder / witnesses_name(manifest)).unlink(missing_ok=True)
+
+
 def _is_whole(lake: LakeLayout, staged: Path, manifest: Manifest) -> bool:
-    """Whether the rows of a batch, staged and already in place, are what its manifest says."""
+    """Whether the rows and witnesses of a batch, staged and already in place, are what its manifest says.
+
+    Raises OSError, ValueError, `LakeError` if they cannot be read.
+    """
+    if manifest.witnesses:
+        told = staged / STAGED_WITNESSES
+        there = told if told.exists() else lake.witnesses_folder / witnesses_name(manifest)
+        read_witnesses(there.read_bytes(), manifest)
     path = batch_path(manifest.span)
     packets, quarantine = (
         [folder for folder in (staged / root.name, root / path) if folder.exists()]

@@ -7,6 +7,7 @@ from strata.protocol.lake import Manifest, day_of
 from strata_pipeline.lake.chain import Chain
 from strata_pipeline.lake.erasures import Erasures
 from strata_pipeline.lake.stores.records import Records
+from strata_pipeline.lake.witnesses import Witnesses
 
 __all__ = ["LakeState"]
 
@@ -14,13 +15,15 @@ __all__ = ["LakeState"]
 class LakeState:
     """A lake as its manifests describe it."""
 
-    def __init__(self, place: str, manifests: Records, erasures: Erasures) -> None:
+    def __init__(self, place: str, manifests: Records, erasures: Erasures, witnesses: Witnesses) -> None:
         self.place = place
         """Where the lake is, for messages."""
         self.chain = Chain(manifests)
         """The chain, as `load` read it and commits have extended it."""
         self.erasures = erasures
         """The records of erasures, as `load` read them."""
+        self.witnesses = witnesses
+        """The files that say when other relays first received packets."""
 
     @property
     def manifests(self) -> list[Manifest]:

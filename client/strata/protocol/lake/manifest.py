@@ -29,6 +29,7 @@ __all__ = [
     "FORMAT",
     "FORMATS",
     "GENESIS",
+    "WITNESSED",
     "ChainEnd",
     "Manifest",
     "as_format_1",
@@ -49,7 +50,9 @@ FORMATS = (1, 2, 3)
 GENESIS = "0" * 64
 """The hash of the previous manifest in the first one."""
 
-_WITNESSED = 3
+WITNESSED = 3
+"""The first version with witnesses."""
+
 _is_hash = re.compile(r"[0-9a-f]{64}").fullmatch
 
 
@@ -122,7 +125,7 @@ def decode(text: bytes, name: str) -> Manifest:
         refuse(name, f"it is damaged: {error}")
     if (manifest.format > 1) != bool(manifest.contents):
         refuse(name, "it is damaged: `contents` belongs to format 2 and later ones, and only there")
-    if (manifest.format >= _WITNESSED) != ("witnesses" in head):
+    if (manifest.format >= WITNESSED) != ("witnesses" in head):
         refuse(name, "it is damaged: `witnesses` belongs to format 3, and only there")
     if manifest.witnesses and _is_hash(manifest.witnesses) is None:  # it is a part of a file's name
         refuse(name, "it is damaged: `witnesses` is not a hash")
@@ -146,7 +149,7 @@ class ChainEnd(NamedTuple):
 
     def format_of_next(self, witnesses: str) -> int:
         """The format of the next manifest, whose batch has these `witnesses`."""
-        return max(FORMAT, self.format, _WITNESSED if witnesses else FORMAT)
+        return max(FORMAT, self.format, WITNESSED if witnesses else FORMAT)
 
 
 def check_chain(manifests: Iterable[Manifest], before: ChainEnd = ChainEnd()) -> ChainEnd:  # noqa: B008
@@ -195,6 +198,6 @@ def _members(manifest: Manifest) -> dict[str, object]:
     members: dict[str, object] = msgspec.to_builtins(manifest)
     if manifest.format == 1:
         del members["contents"]
-    if manifest.format < _WITNESSED:
+    if manifest.format < WITNESSED:
         del members["witnesses"]
     return members

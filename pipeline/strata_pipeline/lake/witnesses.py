@@ -1,0 +1,149 @@
+"""The files of a lake that say when other relays first received packets (`strata.protocol.lake.witnesses`).
+
+_witnesses/0000000000-<hash>.csv     the times of one batch, in place before its manifest
+
+Compactions, erasures and Delta logs do not touch these files: they hold places and times, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Self, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from strata.protocol.lake import WITNESSES, LakeError, Manifest, read_witnesses, witnesses_name
+
+from strata_pipeline.lake.stores.records import Records
+
+__all__ = ["NO_TIMES", "FirstReceived", "ReceivedAt", "Times", "Witnesses", "as_received"]
+
+_KEPT = 4
+_Numbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+ReceivedAt: TypeAlias = Callable[[pa.Array, pa.Array], pa.Array]
+"""Returns as of when rows are judged, from their sequences and from when this relay has received them."""
+
+
+def as_received(sequences: pa.Array, received_at: pa.Array) -> pa.Array:
+    """Rows of no peer are judged as of when this relay has received them."""
+    return received_at
+
+
+class Times(NamedTuple):
+    """When other relays first received rows, for the rows of which this is known."""
+
+    sequences: _Numbers
+    """In order."""
+    times: _Numbers
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, int]]) -> Self:
+        """The times in rows (sequence, witnessed_at), which are in order of sequence."""
+        table = np.array(rows, np.int64).reshape(-1, 2)
+        return cls(table[:, 0], table[:, 1])
+
+    def at(self, sequences: pa.Array) -> pa.Array:
+        """The time of each of these rows, or null."""
+        places = _places(sequences)
+        if not len(self.sequences):
+            return pa.nulls(len(places), pa.int64())
+        found = np.searchsorted(self.sequences, places).clip(max=len(self.sequences) - 1)
+        return pa.array(self.times[found], pa.int64(), mask=self.sequences[found] != places)
+
+
+NO_TIMES = Times.of([])
+
+
+class Witnesses:
+    """The files of a lake. It is sent to executors."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def place(self, manifest: Manifest) -> str:
+        """Where the file of a batch is, for messages."""
+        return self.place_of(witnesses_name(manifest))
+
+    def place_of(self, name: str) -> str:
+        """Where the file with a name is, for messages."""
+        return self._records.place(name)
+
+    def names(self) -> list[str]:
+        """The names of all files that are there, in order."""
+        return self._records.names()
+
+    def read(self, manifest: Manifest) -> bytes:
+        """The file of a batch that has one, as it is. Raises OSError, `StoreError`."""
+        return self._records.read(witnesses_name(manifest))
+
+    def text_of(self, manifest: Manifest) -> bytes:
+        """The file of a batch, empty for a batch without one.
+
+        Raises `LakeError` unless it is the one that the manifest binds.
+        """
+        return self._checked(manifest)[0]
+
+    def times_of(self, manifests: Iterable[Manifest]) -> Times:
+        """The times of consecutive batches. Raises `LakeError` as `text_of` does."""
+        return Times.of([row for manifest in manifests for row in self._checked(manifest)[1]])
+
+    def _checked(self, manifest: Manifest) -> tuple[bytes, Sequence[tuple[int, int]]]:
+        if not manifest.witnesses:
+            return b"", ()
+        try:
+            text = self.read(manifest)
+        except OSError as error:
+            name = f"{WITNESSES}/{witnesses_name(manifest)}"
+            raise LakeError(
+                f"the lake's {name} cannot be read: {error}. Bring it back from a copy of the lake"
+            ) from None
+        return text, read_witnesses(text, manifest)
+
+
+class FirstReceived:
+    """When rows of some batches were first received anywhere: what a relay judges keys by.
+
+    Files are read where rows need them, and the last few are kept.
+    """
+
+    def __init__(self, witnesses: Witnesses, manifests: Iterable[Manifest]) -> None:
+        self._witnesses = witnesses
+        self._bound = [one for one in manifests if one.witnesses]
+        self._after = np.array([one.after for one in self._bound], np.int64)
+        self._up_to = np.array([one.up_to for one in self._bound], np.int64)
+        self._read: dict[int, Times] = {}
+
+    def of(self, sequences: pa.Array, received_at: pa.Array) -> pa.Array:
+        """The times of these rows, which the relay itself has received at `received_at`.
+
+        Raises `LakeError` for a file that is missing or was altered.
+        """
+        for manifest in self._concerned(sequences):
+            received_at = pc.coalesce(self._times(manifest).at(sequences), received_at)
+        return received_at
+
+    def _concerned(self, sequences: pa.Array) -> Iterator[Manifest]:
+        """The batches with files that have any of these rows."""
+        if not self._bound:
+            return
+        places = _places(sequences)
+        last = np.searchsorted(self._after, places) - 1  # of the batches that begin below each row
+        is_within = (last >= 0) & (places <= self._up_to[last])
+        yield from (self._bound[number] for number in np.unique(last[is_within]).tolist())
+
+    def _times(self, manifest: Manifest) -> Times:
+        times = self._read.pop(manifest.number, None)
+        if times is None:
+            times = self._witnesses.times_of([manifest])
+        self._read[manifest.number] = times  # as the newest
+        if len(self._read) > _KEPT:
+            del self._read[next(iter(self._read))]
+        return times
+
+
+def _places(sequences: pa.Array) -> _Numbers:
+    """Sequences as numbers; a damaged row without one has the place -1, where no row is."""
+    places: _Numbers = pc.fill_null(sequences, -1).to_numpy(zero_copy_only=False)
+    return places

@@ -5,22 +5,25 @@ batches      the rows in the files agree with the manifests, by count and digest
              quarantined rows are faulty
 packets      each id is recomputed and each signature verified, and no packet is there twice
 erasures     there is a tombstone of the relay for each row that was erased, and nothing left of the row
-log          with a database: it has the same rows at the same places
+witnesses    the files that say when other relays first received packets are those of the manifests
+log          with a database: it has the same rows at the same places, first received at the same times
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.lake import GENESIS, Manifest, Span
+from strata.protocol.lake import GENESIS, WITNESSED, LakeError, Manifest, Span, day_of
 
 from strata_pipeline.datasets import Packets, Quarantine
 from strata_pipeline.errors import PipelineError, UsageError, log_too_short
@@ -31,17 +34,22 @@ from strata_pipeline.jobs.file_checks import files_faults
 from strata_pipeline.lake.checking import Unit
 from strata_pipeline.lake.faults import About, Fault
 from strata_pipeline.lake.kinds import kind_of
+from strata_pipeline.lake.layout import span_over
 from strata_pipeline.lake.places import AnyLake, open_lake
+from strata_pipeline.lake.witness_checks import surplus_witnesses, witnesses_faults
+from strata_pipeline.lake.witnesses import FirstReceived, ReceivedAt
 from strata_pipeline.log.database import connect, log_state
 from strata_pipeline.planning import parallelism, planned
 from strata_pipeline.transforms.comparing import differences, doubled
 from strata_pipeline.transforms.put_aside import sound_rows
 from strata_pipeline.transforms.signatures import keys_by_authors
 from strata_pipeline.transforms.verifying import verify_packets
+from strata_pipeline.transforms.witnessing import differing_witnesses, read_witnesses
 
 __all__ = ["Audited", "Finding", "audit"]
 
 _PORTION = 50_000
+_TIMES = "sequence long, packet_id binary, received_at long, content_type string, witnessed_at long"
 
 
 def audit(
@@ -117,8 +125,9 @@ def _look(
     progress: Callable[[str, Audited], None],
 ) -> None:
     progress("batches", audited)
-    _check_batches(spark, lake, days, audited)
+    bound = _check_batches(spark, lake, days, audited)
     _check_names(lake, days, audited)
+    _check_witness_names(lake, bound, audited)
     check_erasures(lake, relays, audited)
     progress("packets", audited)
     with _damage_told(audited), translate_failures("verifying packets"):
@@ -132,7 +141,7 @@ def _look(
         _collect(doubled(packets).withColumn("reason", F.lit("doubled")), "packet", audited)
     if url is not None:
         progress("log", audited)
-        _compare(spark, lake, packets, there, url, audited)
+        _compare(spark, lake, packets, there, bound, url, audited)
 
 
 def _verify(
@@ -142,10 +151,12 @@ def _verify(
     packets must be right too."""
     verified = 0
     unread: dict[str, None] = {}
-    for authors, keys in keys_by_authors(_identities(spark, lake), bootstrap):
+    received = _received_first(lake)
+    for authors, keys in keys_by_authors(_identities(spark, lake), bootstrap, received=received):
         for units, _ in _portions(lake, days, audited.after):
             span = Span(audited.after, lake.reached)
-            found = verify_packets(spark, lake.shelf, units, span, authors, keys)
+            first = FirstReceived(lake.witnesses, (one for unit in units for one in unit.manifests))
+            found = verify_packets(spark, lake.shelf, units, span, authors, keys, first.of)
             verified += found.packets
             unread |= dict.fromkeys(found.unread)
             listed = [from_fault(fault) for fault in sorted(found.listed, key=_place)]
@@ -163,23 +174,63 @@ def _identities(spark: SparkSession, lake: AnyLake) -> Packets:
     return Packets(rows.where(F.col("sequence") <= lake.reached))
 
 
+def _received_first(lake: AnyLake) -> ReceivedAt:
+    """When packets of any days were first received; only the files of their own batches are read."""
+
+    def received(sequences: pa.Array, received_at: pa.Array) -> pa.Array:
+        for day in sorted({day_of(sequence) for sequence in sequences.to_pylist()}):
+            if lake.chain.may_have_witnesses(day):
+                first = FirstReceived(lake.witnesses, lake.chain.of_day(day))
+                received_at = first.of(sequences, received_at)
+        return received_at
+
+    return received
+
+
 @contextlib.contextmanager
 def _damage_told(audited: Audited) -> Iterator[None]:
     """Turn the failure of a step into a finding if damage was found before, which must be the cause."""
     try:
         yield
-    except PipelineError as error:
+    except (PipelineError, LakeError) as error:
         if isinstance(error, UsageError) or not audited.counts:
             raise
         audited.found(Counter({"packet: unchecked": 1}), [Finding("packet", "unchecked", detail=str(error))])
 
 
-def _check_batches(spark: SparkSession, lake: AnyLake, days: list[int], audited: Audited) -> None:
+@dataclass(slots=True)
+class _Witnessed:
+    """The batches of an audit that say when other relays first received their rows."""
+
+    after: int | None = None
+    """The lake has all such times that the log had for rows after this sequence; None if it has none."""
+    manifests: list[Manifest] = field(default_factory=list)
+    """Those that have a file."""
+
+    def add(self, manifests: Iterable[Manifest]) -> None:
+        """Add batches that follow those before."""
+        for one in manifests:
+            if self.after is None and one.format >= WITNESSED:
+                self.after = one.after
+            if one.witnesses:
+                self.manifests.append(one)
+
+
+def _check_batches(spark: SparkSession, lake: AnyLake, days: list[int], audited: Audited) -> _Witnessed:
     """Check the batches in tasks, each of which holds ids and hashes of a few batches at a time in memory."""
+    witnesses = lake.witnesses
+
+    def also(unit: Unit) -> list[Fault]:
+        aside = sound_rows(unit.quarantine, span_over(unit.manifests))
+        return aside + witnesses_faults(witnesses, unit.manifests, unit.packets, unit.quarantine)
+
+    bound = _Witnessed()
     for units, known in _portions(lake, days, audited.after):
+        bound.add(one for unit in units for one in unit.manifests if one.up_to > audited.after)
         with translate_failures("reading the lake"):
-            found = files_faults(spark, lake.shelf, units, audited.after, sound_rows)
+            found = files_faults(spark, lake.shelf, units, audited.after, also)
         add_faults([*known, *found], audited)
+    return bound
 
 
 def _portions(lake: AnyLake, days: list[int], after: int) -> Iterator[tuple[list[Unit], list[Fault]]]:
@@ -214,8 +265,25 @@ def _check_names(lake: AnyLake, days: list[int], audited: Audited) -> None:
     add_faults(found, audited)
 
 
+def _check_witness_names(lake: AnyLake, bound: _Witnessed, audited: Audited) -> None:
+    """Add files of witnesses that no manifest within this audit binds."""
+    end = lake.chain.end.number
+    names = surplus_witnesses(lake.witnesses.names(), bound.manifests, end - audited.batches, end)
+    kept = lake.kept_witnesses(names) if names else set()
+    audited.left_behind += len(kept)
+    why = "is bound by no manifest: a reader of these files would take its times for those of the lake"
+    places = [lake.witnesses.place_of(name) for name in names if name not in kept]
+    add_faults([Fault("witness", "surplus", f"{one} {why}", file=one) for one in places], audited)
+
+
 def _compare(
-    spark: SparkSession, lake: AnyLake, packets: Packets, days: list[int] | None, url: str, audited: Audited
+    spark: SparkSession,
+    lake: AnyLake,
+    packets: Packets,
+    days: list[int] | None,
+    bound: _Witnessed,
+    url: str,
+    audited: Audited,
 ) -> None:
     with contextlib.closing(connect(url)) as connection:
         state = log_state(connection)
@@ -229,6 +297,10 @@ def _compare(
         quarantine = Quarantine(aside.where(F.col("sequence").between(audited.after + 1, lake.reached)))
         with translate_failures("comparing with the log"):
             found = differences(packets, quarantine, log.load())
+            if bound.after is not None:
+                told = read_witnesses(spark, lake.witnesses, bound.manifests)
+                times = log.schema(_TIMES).load().where(F.col("sequence") > bound.after)
+                found = found.unionByName(differing_witnesses(told, times))
             rows = _first(found)
             if len(rows) <= LISTED:
                 # It is right that rows which retention has removed, even just now, are only in the lake.

@@ -18,7 +18,7 @@ class Finding:
     """One fault that an audit found."""
 
     about: About
-    """`batch`, `row`, `packet`, `erasure`, `log`, `folder`, or `file`."""
+    """`batch`, `row`, `packet`, `erasure`, `witness`, `log`, `folder`, or `file`."""
     reason: str
     sequence: int | None = None
     packet_id: str | None = None

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from strata.protocol.lake import Manifest, Span, StoredObject
+from strata.protocol.lake import Manifest, StoredObject
 
 from strata_pipeline.lake.checking import Piece, Unit, piece_faults, pieces
 from strata_pipeline.lake.faults import Fault
-from strata_pipeline.lake.layout import span_over
 from strata_pipeline.lake.stores.shelves import Shelf
 from strata_pipeline.planning import parallelism
 
 __all__ = ["files_faults"]
 
 _TASKS_PER_CORE = 4
-Aside = Callable[[Sequence[Path], Span], list[Fault]]
-"""Finds faults in folders of quarantined rows, of those of a span."""
+Also = Callable[[Unit], list[Fault]]
+"""Finds further faults in some batches."""
 _Work = tuple[bytes, list[str], list[str], bytes, int, int]
 _WORK_DDL = (
     "manifests binary, packets array<string>, quarantine array<string>, objects binary, first bigint, "
@@ -45,12 +43,12 @@ _FAULTS = pa.schema(
 
 
 def files_faults(
-    spark: SparkSession, shelf: Shelf, units: Iterable[Unit], after: int = 0, aside: Aside | None = None
+    spark: SparkSession, shelf: Shelf, units: Iterable[Unit], after: int = 0, also: Also | None = None
 ) -> list[Fault]:
-    """The faults in the files of units, of batches after a sequence, and those that `aside` finds."""
+    """The faults in the files of units, of batches after a sequence, and those that `also` finds."""
 
     def check(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _faults(rows, shelf, aside)
+        return _faults(rows, shelf, also)
 
     work = [one for unit in units for one in _work(unit, after)]
     if not work:
@@ -70,7 +68,7 @@ def _work(unit: Unit, after: int) -> Iterator[_Work]:
         yield msgspec.json.encode(new), *folders, objects, first, last
 
 
-def _faults(rows: Iterator[pa.RecordBatch], shelf: Shelf, aside: Aside | None) -> Iterator[pa.RecordBatch]:
+def _faults(rows: Iterator[pa.RecordBatch], shelf: Shelf, also: Also | None) -> Iterator[pa.RecordBatch]:
     for batch in rows:
         for work in batch.to_pylist():
             manifests = msgspec.json.decode(work["manifests"], type=list[Manifest])
@@ -79,10 +77,10 @@ def _faults(rows: Iterator[pa.RecordBatch], shelf: Shelf, aside: Aside | None) -
                 packets, quarantine = (
                     [folder / name for name in work[root]] for root in ("packets", "quarantine")
                 )
-                piece = Piece(manifests, work["first"], work["last"])
-                faults += piece_faults(Unit(manifests, packets, quarantine), piece)
-                if manifests and aside is not None:
-                    faults += aside(quarantine, span_over(manifests))
+                unit = Unit(manifests, packets, quarantine)
+                faults += piece_faults(unit, Piece(manifests, work["first"], work["last"]))
+                if manifests and also is not None:
+                    faults += also(unit)
                 told = [shelf.told(fault, folder)._asdict() for fault in faults]
             if told:
                 yield pa.RecordBatch.from_pylist(told, schema=_FAULTS)

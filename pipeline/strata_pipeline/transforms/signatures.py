@@ -1,7 +1,8 @@
 """Whether a packet of a lake is valid: its id, its columns, and its signature under a key valid at the time.
 
 The identity packets of the lake, replayed as a relay replays its log, show which keys were valid; an author
-without any has the key in the DID. Keys from a relay's configuration come from the same bootstrap file.
+without any has the key in the DID. As in a relay, the time of a packet is that at which the first relay
+received it. Keys from a relay's configuration come from the same bootstrap file.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from strata.relays.bootstrap import Bootstrap, read_bootstrap
 from strata_pipeline.bodies import read_body, signed_bytes
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import UsageError
+from strata_pipeline.lake.witnesses import ReceivedAt, as_received
 from strata_pipeline.transforms import ed25519
 from strata_pipeline.transforms.checking import columns_fault, explain
 
@@ -58,7 +60,7 @@ class Keys:
     needed."""
 
     events: _Events
-    """The identity packets of each DID, with the time of their receipt in Unix seconds."""
+    """The identity packets of each DID, with the time of their first receipt in Unix seconds."""
     bootstrap: Bootstrap = field(default_factory=Bootstrap)
     _chains: dict[str, KeyChain] = field(default_factory=dict)
 
@@ -95,13 +97,17 @@ class Keys:
 
 
 def keys_by_authors(
-    identities: Packets, bootstrap: Path | None = None, *, most_bytes: int = _KEYS_BYTES
+    identities: Packets,
+    bootstrap: Path | None = None,
+    *,
+    received: ReceivedAt = as_received,
+    most_bytes: int = _KEYS_BYTES,
 ) -> Iterator[tuple[Authors, Keys]]:
     """The authors, one share at a time, each with the keys that may sign for these authors.
 
     There are as many shares as needed for the packets in `identities` about the keys of one share to have at
     most about `most_bytes`, which are in memory here and in each task. Usually there is one. Raises
-    `UsageError` for a bad bootstrap file.
+    `UsageError` for a bad bootstrap file, and what `received` raises.
     """
     told = _read_bootstrap(bootstrap)
     events = identity_packets(identities)
@@ -109,14 +115,20 @@ def keys_by_authors(
     among = max(1, -(-size // most_bytes))
     for number in range(among):
         authors = Authors(number, among)
-        yield authors, Keys(_events_of(events.where(authors.are("author_id"))) if size else {}, told)
+        yield (
+            authors,
+            Keys(_events_of(events.where(authors.are("author_id")), received) if size else {}, told),
+        )
 
 
-def _events_of(rows: DataFrame) -> _Events:
+def _events_of(rows: DataFrame, received: ReceivedAt = as_received) -> _Events:
     """The identity packets of each author, in the order of the rows: read by all tasks at once, and not
     partition by partition."""
     events: dict[str, list[tuple[bytes, int]]] = defaultdict(list)
-    for batch in rows.toArrow().to_batches():
+    table = rows.toArrow()
+    at = received(*(table[name].combine_chunks() for name in ("sequence", "received_at")))
+    table = table.set_column(table.schema.get_field_index("received_at"), "received_at", at)
+    for batch in table.to_batches():
         columns = (batch.column(name).to_pylist() for name in ("author_id", "body", "received_at"))
         for author_id, body, received_at in zip(*columns, strict=True):
             events[author_id].append((body, received_at))
@@ -133,7 +145,9 @@ def _read_bootstrap(path: Path | None) -> Bootstrap:
 def identity_packets(packets: Packets) -> DataFrame:
     """The packets that introduce and revoke keys."""
     types = sorted(IDENTITY_TYPES)
-    return packets.frame.where(F.col("content_type").isin(types)).select("author_id", "body", "received_at")
+    return packets.frame.where(F.col("content_type").isin(types)).select(
+        "sequence", "author_id", "body", "received_at"
+    )
 
 
 def packet_fault(

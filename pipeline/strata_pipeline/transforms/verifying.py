@@ -12,11 +12,13 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from strata.protocol.lake import Span
 
+from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.checking import Unit
 from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.slices import Slice, rows_of, slices
 from strata_pipeline.lake.stores.shelves import Shelf
+from strata_pipeline.lake.witnesses import ReceivedAt, as_received
 from strata_pipeline.planning import parallelism
 from strata_pipeline.transforms.signatures import Authors, Keys, packet_fault
 
@@ -38,6 +40,7 @@ _COLUMNS = (
     "expires_at",
     "size",
 )
+_RECEIVED_AT = _COLUMNS.index("received_at")
 _AUTHOR = _COLUMNS.index("author_id")
 _WRONG_SIZE = ("columns_differ", "size is not that of the body")
 _TOLD_DDL = "verified binary"
@@ -72,15 +75,24 @@ class Verified(msgspec.Struct):
 
 
 def verify_packets(
-    spark: SparkSession, shelf: Shelf, units: Iterable[Unit], span: Span, authors: Authors, keys: Keys
+    spark: SparkSession,
+    shelf: Shelf,
+    units: Iterable[Unit],
+    span: Span,
+    authors: Authors,
+    keys: Keys,
+    received: ReceivedAt = as_received,
 ) -> Verified:
-    """Verify the packets of some authors whose sequences lie in a span, in the files of these units."""
+    """Verify the packets of some authors whose sequences lie in a span, in the files of these units.
+
+    `received` may raise `LakeError`; then the rest of a file is not verified.
+    """
 
     def verify(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in rows:
             for told in batch.column("slice").to_pylist():
                 one = msgspec.json.decode(told, type=Slice)
-                found = _verify_slice(one, shelf, span, authors, keys)
+                found = _verify_slice(one, shelf, span, authors, keys, received)
                 yield pa.RecordBatch.from_arrays([pa.array([msgspec.json.encode(found)])], schema=_TOLD)
 
     least = _TASKS_PER_CORE * parallelism(spark)
@@ -95,15 +107,20 @@ def verify_packets(
     return verified
 
 
-def _verify_slice(one: Slice, shelf: Shelf, span: Span, authors: Authors, keys: Keys) -> Verified:
+def _verify_slice(
+    one: Slice, shelf: Shelf, span: Span, authors: Authors, keys: Keys, received: ReceivedAt
+) -> Verified:
     verified = Verified()
     with shelf.at_hand(one.objects) as (folder, _):
         try:
             for rows in rows_of(one, folder, _COLUMNS, span):
-                _verify_rows(rows, authors, keys, verified)
+                at = received(rows.column("sequence"), rows.column("received_at"))
+                _verify_rows(rows.set_column(_RECEIVED_AT, "received_at", at), authors, keys, verified)
         except UNREADABLE as error:
             why = f"{os.fsdecode(one.file)}: {error}"
             verified.unread.append(shelf.told(Fault("packet", "unchecked", why), folder).detail)
+        except LakeError as error:
+            verified.unread.append(str(error))
     return verified
 
 

@@ -56,6 +56,27 @@ def test_a_lake_comes_into_a_bucket_and_back_with_its_tip(lake, place, tmp_path)
         copy_lake(back, place)
 
 
+def test_a_copy_has_the_witnesses_of_the_lake(lake, in_memory, tmp_path):
+    write_batch(lake, [4, 5], day=DAY + 1, times={sequence(4, DAY + 1): 7})
+    place, back = next(in_memory), tmp_path / "back"
+    copy_lake(lake, place)
+    copy_lake(place, back)
+    manifest = Lake.open(back).manifests[-1]
+    for copied in (ObjectLake.open(place), Lake.open(back)):
+        assert copied.manifests == Lake.open(lake).manifests
+        assert copied.witnesses.text_of(manifest) == Lake.open(lake).witnesses.text_of(manifest) != b""
+        assert len(copied.witnesses.names()) == 1
+    [path] = (lake / "_witnesses").iterdir()
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(LakeError, match="was changed after it was written"):
+        copy_lake(lake, next(in_memory))
+    path.unlink()
+    short = tmp_path / "short"
+    with pytest.raises(LakeError, match=r"cannot be read.*Bring it back"):
+        copy_lake(lake, short)
+    assert len(Lake.open(short).manifests) == 3
+
+
 def test_a_lake_in_a_bucket_is_migrated_by_way_of_a_disk_into_another_place(lake, in_memory, tmp_path):
     before, after = next(in_memory), next(in_memory)
     copy_lake(lake, before)

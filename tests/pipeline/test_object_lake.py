@@ -18,6 +18,7 @@ from strata_pipeline.lake.attempts import look_at_clock
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.rows import read_places
 from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake.witness_checks import surplus_witnesses
 
 from tests.support.file_faults import Killed
 from tests.support.object_lakes import (
@@ -32,7 +33,7 @@ from tests.support.object_lakes import (
     unnamed,
 )
 from tests.support.object_stores import Asked, ObjectServer
-from tests.support.toy_lakes import DAY
+from tests.support.toy_lakes import DAY, witnessed
 from tests.support.toy_lakes import place as sequence
 
 FIRST = [sequence(n) for n in (1, 2, 3, 4)]
@@ -76,6 +77,47 @@ def test_killed_at_every_request_nothing_is_lost_or_half_and_the_next_run_goes_o
         with ObjectLake.write(place, NO_GRACE):
             pass
         assert rows(place) == BOTH and unnamed(place) == [], sent[last]
+
+
+def test_witnesses_come_with_their_batch_and_those_of_a_loser_go(in_memory):
+    def begin(place: str) -> None:
+        with ObjectLake.write(place) as rival:
+            manifest, attempt, objects = drafted(rival, [1, 2], [3])
+            manifest, text = witnessed(rival, manifest, {FIRST[0]: 7})
+            put_batch(place, [1, 2, 3], [4], times={FIRST[1]: 5, FIRST[3]: 6})
+            with pytest.raises(LakeBusy):
+                rival.commit(manifest, attempt, objects, text)
+
+    def surplus(lake: ObjectLake) -> set[str]:
+        names = surplus_witnesses(lake.witnesses.names(), lake.manifests, 0, lake.chain.end.number)
+        return set(names) - lake.kept_witnesses(names)
+
+    place = next(in_memory)
+    begin(place)
+    assert len([name for name in unnamed(place) if name.startswith("_witnesses/")]) == 1
+    with requests() as sent:
+        put_batch(place, [5, 6, 7], [8], times={BOTH[4]: 9})
+    put = next(n for n, one in enumerate(sent) if one.startswith("put _witnesses"))
+    commit = next(n for n, one in enumerate(sent) if one.startswith("put _manifests"))
+    assert put < commit and any(one.startswith("delete _witnesses/0000000000-") for one in sent)
+    for last in range(1, len(sent)):
+        place = next(in_memory)
+        begin(place)
+        with requests(last), pytest.raises(Killed):
+            put_batch(place, [5, 6, 7], [8], times={BOTH[4]: 9})
+        lake = ObjectLake.open(place)
+        assert surplus(lake) == set()
+        if last <= commit:
+            put_batch(place, [5, 6, 7, 8], times={BOTH[5]: 9})
+        with ObjectLake.write(place, NO_GRACE) as lake:
+            pass
+        assert rows(place) == BOTH and unnamed(place) == [], sent[last]
+        assert [one.format for one in lake.manifests] == [3, 3]
+        times = lake.witnesses.times_of(lake.manifests)
+        assert times.sequences.tolist() == [FIRST[1], FIRST[3], BOTH[4 if last > commit else 5]]
+    stranger = f"0000000000-{'ab' * 32}.csv"
+    lake.store.put(f"_witnesses/{stranger}", b"")
+    assert surplus(lake) == {stranger}
 
 
 SCRIPT = "from tests.support.object_lakes import put_batch; put_batch({!r}, [5, 6, 7], [8])"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +12,7 @@ import obstore
 import pytest
 from blake3 import blake3
 from strata.protocol.ids import Identity
-from strata.protocol.lake import Manifest, Span, StoredObject
+from strata.protocol.lake import Manifest, Span, StoredObject, witnesses_name
 from strata.protocol.tombstones import Tombstone, sign_tombstone
 from strata_pipeline.jobs.object_days import Found, Run, compact_day, erase_from_day, still_there
 from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
@@ -23,7 +23,7 @@ from strata_pipeline.lake.rewrites import Grace
 from strata_pipeline.lake.stores.objects import ObjectStore
 
 from tests.support.file_faults import Killed
-from tests.support.toy_lakes import DAY, manifest_once, place, rows_file, rows_table
+from tests.support.toy_lakes import DAY, manifest_once, place, rows_file, rows_table, witnessed
 
 __all__ = [
     "NO_GRACE",
@@ -76,10 +76,15 @@ def put_batch(
     *,
     day: int = DAY,
     grace: Grace = NO_GRACE,
+    times: Mapping[int, int] | None = None,
 ) -> Manifest:
     """Add a batch to a lake."""
     with ObjectLake.write(where, grace) as lake:
-        return lake.commit(*drafted(lake, ordinals, quarantined, day=day))
+        manifest, attempt, objects = drafted(lake, ordinals, quarantined, day=day)
+        text = b""
+        if times is not None:
+            manifest, text = witnessed(lake, manifest, times)
+        return lake.commit(manifest, attempt, objects, text)
 
 
 def rows(where: str) -> list[int]:
@@ -159,6 +164,9 @@ def unnamed(where: str) -> list[str]:
     listings += len(list(lake.store.keys("_erased/"))) - len(lake.erasures.records)
     listings -= lake.store.exists("_erased/generations.json")
     there = {name for root in ("packets", "quarantine", "_attempts") for name in lake.store.keys(root)}
+    there |= set(lake.store.keys("_witnesses")) - {
+        f"_witnesses/{witnesses_name(one)}" for one in lake.manifests if one.witnesses
+    }
     apart = ("_attempts/probe-", f"{DELTA_LOG}/")
     others = {name for name in there - named(lake) if not name.startswith(apart)}
     return sorted(others) + ["a listing"] * listings

@@ -70,6 +70,7 @@ class Lake:
         return Manifest(
             format=self.version,
             contents="ab" * 32 if self.version > 1 else "",
+            witnesses="cd" * 32 if self.version > 2 and len(rows) % 2 else "",
             number=len(self.manifests),
             after=self.reached,
             up_to=rows[-1][0],
@@ -157,13 +158,14 @@ async def test_days_that_the_lake_has_go_as_ever(keeper, lake, sql, told):
     assert (await keeper.maintain(LATER + DAY_SECONDS)).days == 1
 
 
-@pytest.mark.parametrize("later", [1, 2])
+@pytest.mark.parametrize("later", [1, 2, 3])
 async def test_a_lake_that_an_earlier_version_began_proves_as_much(keeper, lake, sql, later):
     lake.version = 1
     await lake.archive(first_of_day(TODAY) + 8)
     lake.version = later
-    await lake.archive()
+    await lake.archive(batch_rows=3)
     assert {manifest.format for manifest in lake.manifests} == {1, later}
+    assert any(manifest.witnesses for manifest in lake.manifests) == (later == 3)
     assert (await keeper.maintain(LATER)).days == 2
     assert await day_partitions(sql) == [2, 3, 4]
 
@@ -291,7 +293,7 @@ def truncated(text):
 
 
 def of_a_later_format(text):
-    return text.replace(b'"format": 2', b'"format": 3')
+    return text.replace(b'"format": 2', b'"format": 4')
 
 
 def beyond_every_number(text):

@@ -61,8 +61,12 @@ def identity(number):
 
 
 def rows_of(made):
-    """The rows as relayd stores them; every seventh has a finding about its origin."""
-    rows = [to_store(packet, None) for packet in made]
+    """The rows as relayd stores them: every seventh has a finding about its origin, and every fifth came from
+    a peer, whose relay had received it before."""
+    rows = [
+        to_store(packet, None, witness=TODAY - 5 * DAY + n if n % 5 == 2 else None)
+        for n, packet in enumerate(made)
+    ]
     return [
         msgspec.structs.replace(row, annotation=b'{"found":%d}' % n) if n % 7 == 0 else row
         for n, row in enumerate(rows)
@@ -149,6 +153,7 @@ def test_a_restored_database_is_the_one_that_was_archived(spark, original, empty
     done = restore(spark, empty_url, lake, progress=lambda at: steps.append(dataclasses.astuple(at)))
     restored = asyncio.run(tables_of(empty_url))
     assert restored == original
+    assert sum(row[9] is not None for row in restored["packets"]) == 21
     assert len(restored["packets"]) == done.packets == 106
     assert len(restored["packet_ids"]) == 109  # three of them also have an equivalence key
     assert (done.left, done.left_out, done.reached) == (0, 0, original["head"][0][0])
@@ -379,8 +384,8 @@ def test_of_damaged_rows_the_places_alone_come_back_and_no_relay_serves_them(
     assert (done.packets, done.erased, done.damaged, done.left_out) == (103, 1, 2, 0)
     assert done.reached == rows[-1][0]
     now = asyncio.run(tables_of(empty_url))
-    empty = [(at, received, 0, 0, told, b"", b"", b"", b'{"restored":"damaged"}', None, None)
-             for at, received, _, _, told, *_ in (rows[2], rows[-1])]  # fmt: skip
+    empty = [(at, received, 0, 0, told, b"", b"", b"", b'{"restored":"damaged"}', first, None)
+             for at, received, _, _, told, _, _, _, _, first, _ in (rows[2], rows[-1])]  # fmt: skip
     assert now["packets"] == [*rows[:2], empty[0], *rows[3:-1], empty[1]]
     known = {row[0] for row in now["packet_ids"]}
     assert erased["packet_id"] in known and not known & {rows[2][4], rows[-1][4]}

@@ -2,7 +2,8 @@
 
 The log grows at its end, by a part of a batch in each transaction. So it is always the beginning of the lake,
 and the next run can continue after any interruption. Each batch is checked against its manifest, and each
-packet against its id, before the batch enters the log.
+packet against its id, before the batch enters the log. A packet that a peer had brought gets back the time at
+which the first relay received it.
 
 An erased packet comes back as the relay had left it: an empty row at its place, whose id stays known, with
 its tombstone if the lake has that. Of any other quarantined row, which was damaged in the old log, only the
@@ -40,6 +41,7 @@ from strata_pipeline.lake.batches import Batch, leading_days_with_holes
 from strata_pipeline.lake.checking import batch_name, chunks
 from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.places import AnyLake, open_lake
+from strata_pipeline.lake.witnesses import Times
 from strata_pipeline.log import restoring
 from strata_pipeline.log.restoring import Head
 from strata_pipeline.transforms.emptying import read_aside
@@ -154,9 +156,10 @@ def _staged(
     try:
         with lake.at_hand(manifests) as layout:
             batch = Batch.read(layout, *manifests)
-            _stage(spark, url, table, lake, batch, head)
+            times = lake.witnesses.times_of(manifests)
+            _stage(spark, url, table, lake, batch, times, head)
             batch.check_contents()  # after the packets, whose faults are reported with their places
-            aside = _stage_aside(url, table, tombstones, batch, head)
+            aside = _stage_aside(url, table, tombstones, batch, times, head)
     except LakeError:
         if len(manifests) == 1:
             raise
@@ -167,14 +170,16 @@ def _staged(
         yield batch, aside
 
 
-def _stage(spark: SparkSession, url: str, table: str, lake: AnyLake, batch: Batch, head: Head) -> None:
+def _stage(
+    spark: SparkSession, url: str, table: str, lake: AnyLake, batch: Batch, times: Times, head: Head
+) -> None:
     if not batch.packets.num_rows:
         return
     after, up_to = max(batch.span.after, head.sequence), batch.span.up_to
     frame = Packets.of_batch(spark, lake, batch).frame
     packets = Packets(frame.where((F.col("sequence") > after) & (F.col("sequence") <= up_to)))
     with translate_failures("restoring"):
-        faults = stage_packets(packets, url, table, batch.manifests[0].number).collect()
+        faults = stage_packets(packets, url, table, batch.manifests[0].number, times).collect()
     if faults:
         first = min(faults, key=lambda fault: fault.sequence)
         raise LakeError(
@@ -184,7 +189,9 @@ def _stage(spark: SparkSession, url: str, table: str, lake: AnyLake, batch: Batc
         )
 
 
-def _stage_aside(url: str, table: str, tombstones: _Tombstones, batch: Batch, head: Head) -> _Aside:
+def _stage_aside(
+    url: str, table: str, tombstones: _Tombstones, batch: Batch, times: Times, head: Head
+) -> _Aside:
     """Stage the places of a batch's quarantined rows, with their tombstones."""
     span = Span(max(batch.span.after, head.sequence), batch.span.up_to)
     try:
@@ -193,7 +200,7 @@ def _stage_aside(url: str, table: str, tombstones: _Tombstones, batch: Batch, he
         raise LakeError(f"the lake's {batch_name(batch.manifests[0])} cannot be read: {error}") from None
     if not rows.num_rows:
         return _Aside()
-    staged = staged_aside(rows, tombstones(span.day), batch.manifests[0].number)
+    staged = staged_aside(rows, tombstones(span.day), batch.manifests[0].number, times)
     restoring.write_staged(url, table, iter(staged.to_batches()))
     is_erased = rows["is_erased"]
     places = (rows["sequence"].filter(mask).to_pylist() for mask in (is_erased, pc.invert(is_erased)))

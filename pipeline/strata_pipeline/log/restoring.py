@@ -56,6 +56,7 @@ STAGED = pa.schema(
         ("body", pa.binary()),
         ("annotation", pa.binary()),
         ("equivalence_key", pa.binary()),
+        ("witnessed_at", pa.int64()),
     ]
 )
 """A staged row: the number of its manifest, then the columns of the log. A row without an author becomes
@@ -93,7 +94,8 @@ BEGIN
     CREATE UNLOGGED TABLE {table} (
         batch bigint NOT NULL, sequence bigint NOT NULL, received_at bigint NOT NULL,
         "timestamp" bigint NOT NULL, expires_at bigint, packet_id bytea NOT NULL, author_id bytea NOT NULL,
-        content_type bytea NOT NULL, body bytea NOT NULL, annotation bytea, equivalence_key bytea);
+        content_type bytea NOT NULL, body bytea NOT NULL, annotation bytea, equivalence_key bytea,
+        witnessed_at bigint);
     CREATE INDEX ON {table} (batch, sequence);
 END $restore$
 """
@@ -124,9 +126,10 @@ BEGIN
     END IF;
     -- A task that was repeated has staged its rows twice.
     INSERT INTO packets (sequence, received_at, "timestamp", expires_at, packet_id, author_id, content_type,
-            body, annotation)
+            body, annotation, witnessed_at)
         SELECT sequence, received_at, CASE author_id WHEN '' THEN 0 ELSE "timestamp" END, expires_at,
-            packet_id, author_id, content_type, CASE author_id WHEN '' THEN '' ELSE body END, annotation
+            packet_id, author_id, content_type, CASE author_id WHEN '' THEN '' ELSE body END, annotation,
+            witnessed_at
         FROM {table} WHERE {those} ORDER BY sequence
         ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
@@ -140,7 +143,7 @@ BEGIN
     -- An id, or an equivalence key, stays with the place that it was first seen at. Of a damaged row nothing
     -- is known: a relay takes the packet again, should somebody still have it.
     INSERT INTO packet_ids (packet_id, sequence, received_at)
-        SELECT known.id, sequence, received_at
+        SELECT known.id, sequence, coalesce(witnessed_at, received_at)
         FROM {table} CROSS JOIN LATERAL (VALUES (packet_id), (equivalence_key)) AS known (id)
         WHERE {those} AND known.id IS NOT NULL AND (author_id <> '' OR annotation IS NULL)
             AND NOT EXISTS (SELECT FROM packet_ids AS i WHERE i.packet_id = known.id)

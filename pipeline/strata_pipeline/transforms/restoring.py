@@ -17,6 +17,7 @@ from strata.protocol.tombstones import Tombstone, told_place
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeError
+from strata_pipeline.lake.witnesses import NO_TIMES, Times
 from strata_pipeline.log.restoring import STAGED, write_staged
 from strata_pipeline.transforms.checking import fault_of
 from strata_pipeline.transforms.emptying import DAMAGED
@@ -30,20 +31,21 @@ _RESULT = pa.schema([("sequence", pa.int64()), ("reason", pa.string()), ("detail
 _RESULT_DDL = "sequence bigint, reason string, detail string"
 
 
-def stage_packets(packets: Packets, url: str, table: str, batch: int) -> DataFrame:
-    """Write packets of one batch into a staging table when the result is computed.
+def stage_packets(packets: Packets, url: str, table: str, batch: int, times: Times = NO_TIMES) -> DataFrame:
+    """Write packets of one batch into a staging table when the result is computed. `times` has those at which
+    other relays first received them.
 
     The result has the faulty packets: sequence, reason, detail. A task that finds one stages no more, so the
     batch is staged only if there is none.
     """
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _stage(batches, url, table, batch)
+        return _stage(batches, url, table, batch, times)
 
     return packets.frame.mapInArrow(stage, _RESULT_DDL)
 
 
-def staged_batch(rows: pa.RecordBatch, batch: int) -> pa.RecordBatch:
+def staged_batch(rows: pa.RecordBatch, batch: int, times: Times = NO_TIMES) -> pa.RecordBatch:
     """Rows of the lake, as `STAGED`, with the keys by which a relay finds repetitions."""
     authors, types = (rows.column(name).to_pylist() for name in ("author_id", "content_type"))
     keys = [
@@ -55,13 +57,19 @@ def staged_batch(rows: pa.RecordBatch, batch: int) -> pa.RecordBatch:
         "author_id": pa.array(map(string_key, authors), pa.binary()),
         "content_type": pa.array(map(string_key, types), pa.binary()),
         "equivalence_key": pa.array(keys, pa.binary()),
+        "witnessed_at": times.at(rows.column("sequence")),
     }
     return pa.RecordBatch.from_arrays(
         [columns[field.name].cast(field.type) for field in STAGED], schema=STAGED
     )
 
 
-def staged_aside(rows: pa.Table, tombstones: Mapping[int, tuple[Tombstone, bytes]], batch: int) -> pa.Table:
+def staged_aside(
+    rows: pa.Table,
+    tombstones: Mapping[int, tuple[Tombstone, bytes]],
+    batch: int,
+    times: Times = NO_TIMES,
+) -> pa.Table:
     """Rows of `read_aside`, as `STAGED` and empty: an erased row with its tombstone if there is one, and any
     other with the mark of damage.
 
@@ -86,11 +94,14 @@ def staged_aside(rows: pa.Table, tombstones: Mapping[int, tuple[Tombstone, bytes
         "body": bodies,
         "annotation": marks,
         "equivalence_key": [None] * count,
+        "witnessed_at": times.at(rows["sequence"].combine_chunks()),
     }
     return pa.table({name: columns[name] for name in STAGED.names}, schema=STAGED)
 
 
-def _stage(batches: Iterator[pa.RecordBatch], url: str, table: str, batch: int) -> Iterator[pa.RecordBatch]:
+def _stage(
+    batches: Iterator[pa.RecordBatch], url: str, table: str, batch: int, times: Times
+) -> Iterator[pa.RecordBatch]:
     faults: list[dict[str, object]] = []
 
     def staged() -> Iterator[pa.RecordBatch]:
@@ -99,7 +110,7 @@ def _stage(batches: Iterator[pa.RecordBatch], url: str, table: str, batch: int) 
             if fault is not None:
                 faults.append(fault)
                 return
-            yield staged_batch(rows, batch)
+            yield staged_batch(rows, batch, times)
 
     write_staged(url, table, staged())
     if faults:

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from strata_pipeline.connect import connected, is_remote
 from strata_pipeline.errors import PipelineError, UsageError
 from strata_pipeline.jobs.archive import archive
+from strata_pipeline.lake.object_lake import ObjectLake
 
 from tests.support import lakes, relay_logs
 from tests.support.object_lakes import put_batch
@@ -128,7 +129,8 @@ def test_a_day_in_a_bucket_is_written_anew_on_a_server(spark, run, log_url, plac
     relay_logs.append(log_url, made, lakes.NOON)
     archive(spark, log_url, place, batch_rows=2)
     relay_logs.erase(log_url, made[2].packet_id)
-    relay_logs.append(log_url, relay_logs.make_many(2, first=6), lakes.NOON + lakes.DAY)
+    later = lakes.NOON + lakes.DAY
+    relay_logs.append(log_url, relay_logs.make_many(2, first=6), later, witnessed_at=lakes.NOON)
     log, at = ["--database-url", log_url], ["--lake", place]
     archived, erased, compacted, audited = run(
         ["archive", *log, *at], ["erase", *log, *at, "--grace", "0"], ["compact", *at], ["audit", *at]
@@ -137,3 +139,5 @@ def test_a_day_in_a_bucket_is_written_anew_on_a_server(spark, run, log_url, plac
     assert (erased[0], erased[1]["packets"]) == (0, 1), erased
     assert (compacted[0], compacted[1]["days"]) == (0, 1), compacted
     assert (audited[0], audited[1]["packets"]) == (0, 7), audited
+    lake = ObjectLake.open(place)
+    assert lake.witnesses.times_of(lake.manifests).times.tolist() == [lakes.NOON] * 2

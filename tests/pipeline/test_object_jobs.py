@@ -35,11 +35,14 @@ from tests.support.toy_lakes import faults
 
 @pytest.fixture(scope="module")
 def original(spark: SparkSession, new_log: Callable[..., str], object_places) -> tuple[str, str, list]:
-    """A log and its lake: eight batches of two days, packets of two kinds, and a row in quarantine."""
+    """A log and its lake: eight batches of two days, packets of two kinds, and a row in quarantine. The last
+    two batches have packets that came from a peer."""
     url, place, made = new_log(), object_places(), relay_logs.make_many(40, at=NOON)
     relay_logs.append(url, made[:20], NOON)
     relay_logs.append(url, made[20:], NOON + DAY)
     sql(url, f"UPDATE packets SET author_id = 'x' WHERE packet_id = '\\x{made[3].digest.hex()}'")
+    theirs = "SELECT sequence FROM packets ORDER BY sequence DESC LIMIT 7"
+    sql(url, f"UPDATE packets SET witnessed_at = {NOON + 9} WHERE sequence IN ({theirs})")
     done = archive(spark, url, place, batch_rows=5)
     assert (done.batches, done.packets, done.quarantined, done.behind) == (8, 39, 1, 0)
     return url, place, made
@@ -75,6 +78,23 @@ def test_the_lake_holds_the_log_and_an_audit_says_so(spark, original):
     assert (again.batches, again.tip) == (0, lake.tip)
 
 
+def test_witnesses_are_in_the_bucket_and_an_audit_checks_them(spark, copied):
+    lake = copied()
+    assert [one.format for one in lake.manifests] == [2] * 6 + [3] * 2
+    assert lake.witnesses.times_of(lake.manifests).times.tolist() == [NOON + 9] * 7
+    changed, missing = (f"_witnesses/{name}" for name in lake.witnesses.names())
+    lake.store.put(changed, lake.store.get(changed)[:-1])
+    lake.store.delete([missing])
+    strangers = [f"_witnesses/0000000007-{'ab' * 32}.csv", "_witnesses/notes"]
+    for name in strangers:
+        lake.store.put(name, b"")
+    audited = audit(spark, lake.place)
+    assert audited.counts == {"witness: changed": 1, "witness: missing": 1, "witness: surplus": 2}
+    assert {one.file for one in audited.findings} == {
+        lake.store.url(name) for name in (changed, missing, *strangers)
+    }
+
+
 def test_readers_get_the_days_and_kinds_that_they_ask_for(spark, original):
     _, place, made = original
     lake = ObjectLake.open(place)
@@ -101,7 +121,8 @@ def test_a_relay_is_restored_from_a_bucket(spark, original, new_log):
     done = restore(spark, fresh, place)
     assert (done.packets, done.damaged, done.left_out, done.left) == (39, 1, 0, 0)
     reader = spark.read.format("relay_log").option("url", fresh).load()
-    restored = reader.select("sequence", "body").orderBy("sequence").toArrow()
+    restored = reader.select("sequence", "body", "witnessed_at").orderBy("sequence").toArrow()
+    assert restored["witnessed_at"].to_pylist() == [None] * 33 + [NOON + 9] * 7
     assert restored["body"].to_pylist() == [b"" if packet is made[3] else packet.canonical for packet in made]
     assert set(restored["sequence"].to_pylist()) == set(rows(place))
 

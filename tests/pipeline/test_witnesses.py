@@ -8,7 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
-from strata.protocol.lake import LakeError, Manifest, Span, encode_witnesses, witnesses_hash, witnesses_name
+from strata.protocol.lake import LakeError, Manifest, encode_witnesses, witnesses_hash, witnesses_name
+from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import STAGED_WITNESSES
 from strata_pipeline.lake.stores.records import DiskRecords
@@ -16,7 +17,7 @@ from strata_pipeline.lake.witness_checks import surplus_witnesses, witnesses_fau
 from strata_pipeline.lake.witnesses import FirstReceived, Witnesses
 
 from tests.support.file_faults import Killed, counted
-from tests.support.toy_lakes import DAY, faults, place, read, staged, witnessed, write_batch
+from tests.support.toy_lakes import DAY, compacted, faults, place, read, staged, witnessed, write_batch
 
 MIDNIGHT = DAY * 86_400
 TIMES = {place(3): MIDNIGHT - 100, place(4): MIDNIGHT - 50}
@@ -127,7 +128,7 @@ def test_rows_have_the_time_at_which_the_first_relay_received_them(lake):
 
 def found(lake: Path, manifests: Sequence[Manifest] | None = None) -> list[tuple[str, int | None]]:
     opened = Lake.open(lake)
-    folders = opened.folders_of(Span(0, opened.reached))
+    folders = opened.day(DAY)
     some = opened.manifests if manifests is None else manifests
     told = witnesses_faults(opened.witnesses, some, *folders)
     assert all(fault.about == "witness" and fault.file is not None for fault in told)
@@ -160,6 +161,21 @@ def test_files_that_a_chain_binds_and_no_relay_has_told_are_found(lake, text, re
     forged = replace(opened.manifests[1], witnesses=witnesses_hash(text))
     (lake / "_witnesses" / witnesses_name(forged)).write_bytes(text)
     assert found(lake, [forged]) == reasons
+
+
+def test_a_compaction_leaves_witnesses_where_they_are(lake):
+    write_batch(lake, [1], day=DAY + 1, times={})
+    names = files_of(lake)
+    with Lake.replace(lake) as opened:
+        target = staged_day(opened, DAY)
+        compacted(opened, DAY, target)
+        replace_day(opened, DAY, target, 0)
+        times = FirstReceived(opened.witnesses, opened.chain.of_day(DAY))
+    assert found(lake) == [] and files_of(lake) == names
+    sequences = pa.array([place(n) for n in range(1, 10)])
+    assert times.of(sequences, pa.nulls(9, pa.int64())).to_pylist() == [
+        None, None, MIDNIGHT - 100, MIDNIGHT - 50, None, None, MIDNIGHT, None, None,
+    ]  # fmt: skip
 
 
 def test_a_witness_of_a_row_that_is_not_there_is_found(tmp_path):

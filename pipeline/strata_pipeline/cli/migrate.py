@@ -51,5 +51,5 @@ def migrate_command(
             done = migrate_lake(spark, lake, url=database_url, bootstrap=bootstrap_file, progress=progress)
     text = f"{done.batches:,} batches are of format 2 now; the tip was {done.tip_before} and is {done.tip}"
     if not done.batches:
-        text = f"all batches are of format 2 already; tip {done.tip}"
+        text = f"all batches are of format 2 or later already; tip {done.tip}"
     say(text, json, event="migrated", **msgspec.to_builtins(done))

@@ -44,7 +44,7 @@ from strata_pipeline.transforms.comparing import differences, doubled
 from strata_pipeline.transforms.put_aside import sound_rows
 from strata_pipeline.transforms.signatures import keys_by_authors
 from strata_pipeline.transforms.verifying import verify_packets
-from strata_pipeline.transforms.witnessing import differing_witnesses, read_witnesses
+from strata_pipeline.transforms.witnessing import differing_witnesses, witnessed_rows
 
 __all__ = ["Audited", "Finding", "audit"]
 
@@ -298,7 +298,7 @@ def _compare(
         with translate_failures("comparing with the log"):
             found = differences(packets, quarantine, log.load())
             if bound.after is not None:
-                told = read_witnesses(spark, lake.witnesses, bound.manifests)
+                told = witnessed_rows(spark, lake.witnesses, bound.manifests)
                 times = log.schema(_TIMES).load().where(F.col("sequence") > bound.after)
                 found = found.unionByName(differing_witnesses(told, times))
             rows = _first(found)

@@ -204,7 +204,8 @@ def sweep(
             left.deleted.extend(unnamed)
         else:
             left.kept.extend(unnamed)
-    return left
+    # Two attempts with one number share their other witnesses.
+    return Left(list(dict.fromkeys(left.kept)), left.deleted)
 
 
 def _unnamed(store: ObjectStore, lake: LakeState, attempt: Attempt, is_over: bool) -> list[str]:

@@ -20,7 +20,7 @@ from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.witnesses import Witnesses
 from strata_pipeline.planning import parallelism
 
-__all__ = ["differing_witnesses", "gathered_witnesses", "read_witnesses", "witnesses_text"]
+__all__ = ["differing_witnesses", "gathered_witnesses", "witnessed_rows", "witnesses_text"]
 
 _TASKS_PER_CORE = 4
 _DDL = "sequence bigint, witnessed_at bigint"
@@ -41,7 +41,7 @@ def witnesses_text(gathered: str | None) -> bytes:
     return encode_witnesses(sorted((int(sequence), int(at)) for sequence, at in rows))
 
 
-def read_witnesses(spark: SparkSession, witnesses: Witnesses, manifests: Sequence[Manifest]) -> DataFrame:
+def witnessed_rows(spark: SparkSession, witnesses: Witnesses, manifests: Sequence[Manifest]) -> DataFrame:
     """The rows (sequence, witnessed_at) in the files of batches. A damaged file is left out: it is a fault of
     its batch."""
 
@@ -63,7 +63,7 @@ def read_witnesses(spark: SparkSession, witnesses: Witnesses, manifests: Sequenc
 
 def differing_witnesses(lake: DataFrame, log: DataFrame) -> DataFrame:
     """The `sequence`, `packet_id` and `reason` of each row of a log that was first received at another time
-    than the lake says, which has rows of `read_witnesses`.
+    than the lake says, which has rows of `witnessed_rows`.
 
     An earlier time in the log is right, except for packets about keys: the relay has learned it since.
     """

@@ -19,6 +19,7 @@ import typer
 
 from relayd.cli import console
 from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDirInUse, Json
+from relayd.cli.places import read_places, tell_places
 from relayd.config import Settings
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_INCOMPLETE
 from relayd.moderation import Act, Ban, Kind, Ruled, check_reason, kind_of, subject_of
@@ -147,6 +148,18 @@ def add_commands(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option("--author", metavar="DID", help="Erase all packets of this author."),
         ] = None,
+        places: Annotated[
+            str | None,
+            typer.Option(
+                "--places",
+                metavar="FILE",
+                help="Erase what the lines of strata-pipeline find name, - for stdin: also what retention"
+                " has dropped.",
+            ),
+        ] = None,
+        dry_run: Annotated[
+            bool, typer.Option("--dry-run", help="With --places: change nothing, and say what would be done.")
+        ] = False,
         by: _By = None,
         config: ConfigFile = None,
         database_url: DatabaseUrl = None,
@@ -157,11 +170,20 @@ def add_commands(app: typer.Typer) -> None:
 
         Their content and their author disappear from the log; a signed tombstone keeps each place. Packets
         that carry keys or revoke them stay. If it is interrupted, run it again to finish. Exit code 1 if some
-        packets were not there or stay.
+        packets were not there or stay. A packet of a day that retention has dropped has no place in the log
+        any more, and perhaps one in a lake: with --places it gets a tombstone, with which strata-pipeline
+        erase can remove it there.
         """
         settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-        if bool(packet_ids) is bool(authors):
-            console.fail(EXIT_CONFIGURATION, "name packets, or authors with --author")
+        if [bool(packet_ids), bool(authors), places is not None].count(True) != 1:
+            console.fail(
+                EXIT_CONFIGURATION, "name packets, or authors with --author, or a file with --places"
+            )
+        if dry_run and places is None:
+            console.fail(EXIT_CONFIGURATION, "--dry-run needs --places")
+        if places is not None:
+            _erase_places(settings, places, reason, by, dry_run=dry_run, json=json)
+            return
         kind = Kind.AUTHOR if authors else Kind.PACKET
         wanted = [subject for _, subject in _subjects(authors or packet_ids or [], kind)]
         try:
@@ -338,6 +360,34 @@ async def _erase(settings: Settings, kind: Kind, wanted: list[str], reason: str,
         return await eraser.erase(
             kind, wanted, reason=reason, actor=actor, via="command", now=int(time.time())
         )
+
+
+def _erase_places(
+    settings: Settings, name: str, reason: str, by: str | None, *, dry_run: bool, json: bool
+) -> None:
+    from relayd.process.builder import relay_identity
+    from relayd.store.places import PlaceEraser
+
+    try:
+        why, actor = "" if dry_run else check_reason(reason), actor_of(by)
+        places = read_places(name)
+    except (OSError, ValueError) as error:
+        console.fail(EXIT_CONFIGURATION, str(error))
+
+    async def run() -> Any:
+        async with opened_store(settings) as store:
+            eraser = PlaceEraser(store.url, relay_identity(settings, store))
+            if dry_run:
+                return await eraser.survey(places)
+            now = int(time.time())
+            return await eraser.erase(places, reason=why, actor=actor, via="command", now=now)
+
+    done = console.run(run())
+    tell_places(done, dry_run=dry_run, json=json)
+    if (done.erased or done.dropped) and not dry_run:
+        typer.echo("the lake is not erased by this: run strata-pipeline erase", err=True)
+    if done.refused or done.spared:
+        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 async def _ruled(settings: Settings, subject: str | None, limit: int | None) -> list[Ruled]:

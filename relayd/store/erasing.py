@@ -26,11 +26,13 @@ from relayd.store.columns import string_key
 from relayd.store.connection import connected
 from relayd.store.moderation import Ruling, ring, take_turn, write
 
-__all__ = ["Erased", "Eraser"]
+__all__ = ["BATCH", "EMPTY_ROWS", "PUT_TOMBSTONES", "SPARED", "Erased", "Eraser"]
 
-_BATCH: Final = 500
+BATCH: Final = 500
+"""Packets erased in one transaction."""
+SPARED: Final = [string_key(type_) for type_ in sorted(IDENTITY_TYPES)]
+"""The types that are never erased."""
 
-_SPARED: Final = [string_key(type_) for type_ in sorted(IDENTITY_TYPES)]
 _OF_AUTHOR: Final = (
     "SELECT sequence, received_at, packet_id FROM packets"
     " WHERE author_id = $1 AND content_type <> ALL ($2::bytea[]) AND sequence > $3"
@@ -50,11 +52,11 @@ _SPARED_BY_ID: Final = (
     " AND p.packet_id = i.packet_id WHERE i.packet_id = ANY ($1::bytea[])"
     " AND p.content_type = ANY ($2::bytea[])"
 )
-_EMPTY: Final = (
+EMPTY_ROWS: Final = (
     "UPDATE packets SET author_id = '', content_type = '', \"timestamp\" = 0, expires_at = 0, body = '',"
     " annotation = NULL WHERE sequence = ANY ($1::bigint[])"
 )
-_PUT: Final = (
+PUT_TOMBSTONES: Final = (
     "INSERT INTO tombstones (packet_id, sequence, erased_at, body)"
     " SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bytea[]) ON CONFLICT DO NOTHING"
 )
@@ -79,7 +81,7 @@ class Eraser:
     """Erases over its own connection. `signer` is the relay, whose DID the tombstones bear."""
 
     def __init__(
-        self, url: str, signer: Signer, *, connect_timeout: float = 10.0, batch: int = _BATCH
+        self, url: str, signer: Signer, *, connect_timeout: float = 10.0, batch: int = BATCH
     ) -> None:
         self._url = url
         self._signer = signer
@@ -126,17 +128,17 @@ class Eraser:
         async with connection.transaction():
             rows: list[asyncpg.Record]
             if ruling.kind is Kind.PACKET:
-                rows = await connection.fetch(_BY_ID, [bytes.fromhex(ruling.subject[2:])], _SPARED)
+                rows = await connection.fetch(_BY_ID, [bytes.fromhex(ruling.subject[2:])], SPARED)
             else:
                 key = string_key(ruling.subject)
-                rows = await connection.fetch(_OF_AUTHOR, key, _SPARED, after, self._batch)
+                rows = await connection.fetch(_OF_AUTHOR, key, SPARED, after, self._batch)
             if not rows:
                 return []
             sequences = [row[0] for row in rows]
             tombstones = [self._tombstone(row, now) for row in rows]
             ids = [row[2] for row in rows]
-            await connection.execute(_PUT, ids, sequences, [now] * len(rows), tombstones)
-            await connection.execute(_EMPTY, sequences)
+            await connection.execute(PUT_TOMBSTONES, ids, sequences, [now] * len(rows), tombstones)
+            await connection.execute(EMPTY_ROWS, sequences)
             await take_turn(connection)
             await write(connection, ruling, Act.ERASE, now)
             await ring(connection)
@@ -154,7 +156,7 @@ class Eraser:
 
 async def _spared(connection: asyncpg.Connection[Any], kind: Kind, subject: str) -> int:
     if kind is Kind.PACKET:
-        found: int = await connection.fetchval(_SPARED_BY_ID, [bytes.fromhex(subject[2:])], _SPARED)
+        found: int = await connection.fetchval(_SPARED_BY_ID, [bytes.fromhex(subject[2:])], SPARED)
     else:
-        found = await connection.fetchval(_SPARED_OF_AUTHOR, string_key(subject), _SPARED)
+        found = await connection.fetchval(_SPARED_OF_AUTHOR, string_key(subject), SPARED)
     return found

@@ -53,6 +53,11 @@ _WRITE: Final = (
     "INSERT INTO moderation_log (number, at, actor, via, act, kind, subject, reason, before, after)"
     f" SELECT ({_LAST}) + 1, $1, $2, $3, $4, $5, $6, $7, $8, $9"
 )
+_WRITE_ALL: Final = (
+    "INSERT INTO moderation_log (number, at, actor, via, act, kind, subject, reason)"
+    f" SELECT ({_LAST}) + n, $1, $2, $3, $4, $5, each, $6"
+    " FROM unnest($7::text[]) WITH ORDINALITY AS subjects (each, n)"
+)
 # One at a time, so that numbers become visible in order; readers are not blocked.
 _TURN: Final = "LOCK TABLE moderation_log IN SHARE ROW EXCLUSIVE MODE"
 _TURN_TIMEOUT: Final = "10s"
@@ -162,6 +167,14 @@ async def ring(connection: asyncpg.Connection[Any]) -> None:
 async def write(connection: asyncpg.Connection[Any], ruling: Ruling, act: Act, now: int) -> None:
     """Write a line to the moderation log that changes no ban."""
     await _write(connection, ruling, act, now, None, None)
+
+
+async def write_all(
+    connection: asyncpg.Connection[Any], ruling: Ruling, subjects: Sequence[str], act: Act, now: int
+) -> None:
+    """Write such a line about each of these subjects in place of the ruling's, in this order."""
+    _, _, _, reason, actor, via, _ = ruling
+    await connection.execute(_WRITE_ALL, now, actor, via, act, ruling.kind, reason, list(subjects))
 
 
 async def _apply(connection: asyncpg.Connection[Any], ruling: Ruling, now: int) -> bool:

@@ -16,6 +16,7 @@ from relayd.cli import moderate
 from relayd.moderation import Ruled
 
 DID, HASH = "did:strata:zAlice", "0x" + "ab" * 32
+PLACE = f'{{"packet_id":"{HASH}","received_at":0,"sequence":1}}'
 NOWHERE = ("--database-url", "postgresql://127.0.0.1:1/none")
 
 
@@ -33,7 +34,12 @@ NOWHERE = ("--database-url", "postgresql://127.0.0.1:1/none")
         (["remove", DID, "--reason", "x"], "64 hex digits"),
         (["erase", "--reason", "x"], "name packets, or authors"),
         (["erase", HASH, "--author", DID, "--reason", "x"], "name packets, or authors"),
+        (["erase", HASH, "--places", "-", "--reason", "x"], "name packets, or authors"),
+        (["erase", HASH, "--dry-run", "--reason", "x"], "--dry-run needs --places"),
         (["erase", HASH], "a reason has"),
+        (["erase", "--places", "-"], "a reason has"),
+        (["erase", "--places", "absent", "--dry-run"], "absent"),
+        (["erase", "--places", "-", "--reason", "x"], "- names no place"),
         (["ban", DID], "--reason"),
     ],
 )
@@ -51,12 +57,14 @@ def test_what_cannot_be_meant_is_refused_with_2(arguments: list[str], problem: s
         ["remove", HASH, "--reason", "x"],
         ["restore", HASH],
         ["erase", HASH, "--reason", "x"],
+        ["erase", "--places", "-", "--reason", "x"],
         ["list"],
         ["log"],
     ],
 )
 def test_a_database_that_cannot_be_reached_is_3(arguments: list[str]):
-    assert CliRunner().invoke(cli.app, [*arguments, *NOWHERE], prog_name="relayd").exit_code == 3
+    told = CliRunner().invoke(cli.app, [*arguments, *NOWHERE], input=PLACE, prog_name="relayd")
+    assert told.exit_code == 3
 
 
 class _Rulings:

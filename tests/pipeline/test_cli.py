@@ -19,8 +19,8 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 COMMANDS = (
-    "archive", "audit", "compact", "erase", "reliability", "traffic", "trust", "reputation", "restore",
-    "migrate-lake", "publish-delta", "report", "views", "copy",
+    "archive", "audit", "compact", "find", "erase", "reliability", "traffic", "trust", "reputation",
+    "restore", "migrate-lake", "publish-delta", "report", "views", "copy",
 )  # fmt: skip
 
 
@@ -62,6 +62,22 @@ def test_a_wrong_name_is_answered_with_the_nearest(arguments, nearest):
 def test_whose_tombstones_count_is_said_by_a_did():
     done = pipeline("audit", "--lake", "nowhere", "--relay", "wss://relay.example")
     assert done.exit_code == 2 and "--relay takes a DID" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ([], "name packets, or authors with --author"),
+        (["0x" + "ab" * 32, "--author", "did:strata:a"], "name packets, or authors with --author"),
+        (["0xab"], "'0xab' is no packet id: 0x and 64 hex digits"),
+        (["--author", "ann"], "--author takes a DID, and 'ann' is none"),
+        (["0x" + "ab" * 32] * 1001, "more than 1,000 are looked for at a time"),
+    ],
+    ids=["nothing", "both", "id", "author", "many"],
+)
+def test_a_search_names_packets_or_authors(asked, problem):
+    done = pipeline("find", "--lake", "nowhere", *asked)
+    assert done.exit_code == 2 and problem in done.stderr
 
 
 @pytest.mark.parametrize("at", ["nan", "inf", "-1e999", "1e300", "tomorrow", ""])

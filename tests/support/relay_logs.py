@@ -20,7 +20,7 @@ from relayd.moderation import Kind
 from relayd.store import Store
 from relayd.store.erasing import Eraser
 
-__all__ = ["append", "author", "erase", "erase_authors", "make", "make_many"]
+__all__ = ["append", "author", "drop_days", "erase", "erase_authors", "make", "make_many"]
 
 RELAY = Identity(bytes(32))
 
@@ -76,6 +76,17 @@ def append(
             rows = [to_store(packet, None, witness=witnessed_at) for packet in made]
             for start in range(0, len(rows), batch):
                 await store.append(rows[start : start + batch], int(time.time()) if now is None else now)
+
+    asyncio.run(run())
+
+
+def drop_days(url: str, now: int, *, keep: int = 1) -> None:
+    """Let retention drop all but the last `keep` days before `now`, and the ids that are older."""
+
+    async def run() -> None:
+        opened = Store.open(url, retention_days=keep, dedup_window_seconds=1)
+        async with await opened as store:
+            await store.maintain(now)
 
     asyncio.run(run())
 

@@ -9,6 +9,7 @@ from strata_pipeline.cli.compact import compact_command
 from strata_pipeline.cli.copy import copy_command
 from strata_pipeline.cli.delta import delta_command
 from strata_pipeline.cli.erase import erase_command
+from strata_pipeline.cli.find import find_command
 from strata_pipeline.cli.migrate import migrate_command
 from strata_pipeline.cli.reliability import reliability_command
 from strata_pipeline.cli.report import report_command
@@ -23,6 +24,7 @@ __all__ = ["app", "main"]
 app.command("archive")(archive_command)
 app.command("audit")(audit_command)
 app.command("compact")(compact_command)
+app.command("find")(find_command)
 app.command("erase")(erase_command)
 app.command("reliability")(reliability_command)
 app.command("traffic")(traffic_command)

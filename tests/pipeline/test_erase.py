@@ -324,7 +324,7 @@ def test_a_lake_of_another_log_or_a_damaged_one_is_left_alone(spark, original, n
     assert bodies(tmp_path) == [packet.canonical for packet in made]
     next((tmp_path / "packets" / "day=2024-10-04").rglob("*.parquet")).unlink()
     before = bodies(tmp_path)
-    with pytest.raises(LakeError, match=r"the day stays as it is\. Run audit.* from 1 other days"):
+    with pytest.raises(LakeError, match=r"the day stays as it is\. Run audit.* from 1 days"):
         erase(spark, original[0], tmp_path)
     # An erasure that must be done does not wait for a damaged file of another day.
     other = made[41].canonical

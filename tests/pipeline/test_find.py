@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from strata.protocol.packets import Packet
+from strata.protocol.places import place_line
 from strata_pipeline.cli import app
-from strata_pipeline.errors import LakeError, PipelineError
+from strata_pipeline.errors import LakeError, LogError, PipelineError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.jobs.compact import compact
@@ -164,6 +166,27 @@ def test_the_whole_way_in_a_bucket(spark, place, new_log):
     store = ObjectLake.open(place).store
     there = b"".join(store.get_all(list(store.keys(""))))
     assert made[4].canonical not in there and made[15].canonical not in there
+
+
+def test_a_place_that_was_named_wrongly_holds_up_nothing(spark, new_log, tmp_path):
+    url = new_log()
+    made = days(url)
+    archive(spark, url, tmp_path)
+    later = LATER + 90 * DAY
+    relay_logs.append(url, relay_logs.make_many(1, first=99, at=later), later)
+    relay_logs.drop_days(url, later)  # and the ids
+    searching = find(spark, tmp_path, Searched(), packet_ids=[made[4].packet_id, made[5].packet_id])
+    right, other = searching
+    wrong = replace(other, packet_id="0x" + "ee" * 32)
+    lines = b"\n".join(map(place_line, (right, wrong))).decode()
+    assert ran("erase", "--places", "-", "--reason", "x", "--database-url", url, stdin=lines)["dropped"] == 2
+    for packets in (1, 0):  # a tombstone is never taken back
+        with pytest.raises(
+            LogError, match=r"names packet 0xeeee.*the lines for relayd erase --places"
+        ) as told:
+            erase(spark, url, tmp_path)
+        assert ("1 packets were erased" in str(told.value)) is bool(packets)
+    assert made[4].canonical not in bodies(tmp_path) and made[5].canonical in bodies(tmp_path)
 
 
 def test_a_place_without_a_lake_and_a_damaged_lake_are_told(spark, log_url, tmp_path):

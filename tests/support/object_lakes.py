@@ -147,7 +147,7 @@ def erased(where: str, *sequences: int, day: int = DAY, run: Run = inline) -> in
     """Erase packets from a day of a lake, and from its quarantine; returns how many were still there."""
     with ObjectLake.replace(where) as lake:
         found = still_there(lake, day, tombstones(*sequences)).found
-        return sum(erase_from_day(lake, day, found, run)) if found else 0
+        return erase_from_day(lake, day, found, run).rows if found else 0
 
 
 def named(lake: ObjectLake) -> set[str]:

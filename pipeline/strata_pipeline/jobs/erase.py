@@ -106,9 +106,10 @@ def erase(
     with contextlib.closing(connect(url)) as connection, Lake.replace(path) as lake:
         for day, texts in _by_day(lake, read_tombstones(connection, lake.reached), done):
             with refused.put_off():
-                found, aside, others = _still_there(lake, day, _read(texts))
+                found, aside, others, strangers = _still_there(lake, day, _read(texts))
                 done.aside += others
                 if not found:
+                    _refuse(strangers)
                     continue
                 if not lake.may_grow(day) and _erase_from_day(spark, lake, day, found, aside, patience):
                     done.days += 1
@@ -119,6 +120,7 @@ def erase(
                 else:
                     done.waiting += len(found)
                 progress(done)
+                _refuse(strangers)
         publish_rewritten(path)
         done.copies = [str(folder) for folder in listed(lake.aside)] if done.days else []
     refused.tell(done)
@@ -146,13 +148,14 @@ def _erase_from_bucket(
                 except LakeBusy:
                     done.waiting += len(found)
                     continue
-                done.days += any(gone)
+                done.days += bool(gone.rows)
                 done.packets += gone.packets
                 done.emptied += gone.emptied
                 done.waiting += 0 if day in finished else len(found)
-                if any(gone) and is_published(lake):
+                if gone.rows and is_published(lake):
                     publish(ObjectLake.open(place), days=[day])
                 progress(done)
+                _refuse(gone.strangers)
         publish_rewritten(place)
         if done.days and not grace:
             lake.tidy(kept)
@@ -183,8 +186,18 @@ class _Refused:
         first, others = self._errors[0], len(self._errors) - 1
         text = f"{first}. {others:,} more days were refused" if others else str(first)
         if done.days:
-            text += f". {done.packets:,} packets were erased from {done.days:,} other days"
+            text += f". {done.packets:,} packets were erased from {done.days:,} days"
         raise type(first)(text) from first
+
+
+def _refuse(strangers: Sequence[str]) -> None:
+    """Raise `LogError` if there is another packet at the place of a tombstone."""
+    if strangers:
+        more = f", and at {len(strangers) - 1:,} more places" if strangers[1:] else ""
+        raise LogError(
+            f"{strangers[0]}{more}: this is the log of another relay, or the lines for relayd erase --places "
+            "were those of another lake. Nothing was erased there"
+        )
 
 
 def _by_day(
@@ -228,13 +241,15 @@ class _There(NamedTuple):
     """The sequences of those that are quarantined."""
     others: int
     """The number of quarantined rows that may or may not be what was erased."""
+    strangers: list[str]
+    """A sentence for each place that has another packet than its tombstone names."""
 
 
 def _still_there(lake: Lake, day: int, asked: Found) -> _There:
     """The tombstones for which the files of a day still hold the packet, or a quarantined row."""
     folders, stones = lake.day(day), [tombstone for tombstone, _ in asked.values()]
     try:
-        packets = packets_there(folders.packets, stones)
+        packets, strangers = packets_there(folders.packets, stones)
         held = held_aside(folders.quarantine, stones)
     except UNREADABLE as error:
         raise LakeError(
@@ -242,7 +257,8 @@ def _still_there(lake: Lake, day: int, asked: Found) -> _There:
             "and bring the file back from a copy of the lake"
         ) from None
     order = sorted(one.sequence for one in (*packets, *held.full))
-    return _There({n: asked[n] for n in order}, [one.sequence for one in held.full], len(held.others))
+    found = {n: asked[n] for n in order}
+    return _There(found, [one.sequence for one in held.full], len(held.others), strangers)
 
 
 def _erase_from_day(

@@ -35,6 +35,13 @@ class Gone(NamedTuple):
     packets: int = 0
     emptied: int = 0
     """Quarantined rows of which only the place is left."""
+    strangers: tuple[str, ...] = ()
+    """A sentence for each place that has another packet than its tombstone names, and keeps it."""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows that were emptied."""
+        return self.packets + self.emptied
 
 
 class Asked(NamedTuple):
@@ -91,7 +98,7 @@ def still_there(lake: ObjectLake, day: int, found: Found) -> Asked:
 def erase_from_day(lake: ObjectLake, day: int, found: Found, run: Run) -> Gone:
     """Erase packets from a finished day and from its quarantined rows; return how many were there.
 
-    Raises what `compact_day` raises, and `LogError` for tombstones of another log.
+    Raises what `compact_day` raises.
     """
     manifests = lake.erasures.told(lake.chain.of_day(day))
     if any(one.format == 1 for one in manifests):
@@ -108,14 +115,15 @@ def erase_from_day(lake: ObjectLake, day: int, found: Found, run: Run) -> Gone:
                 works.append(PartWork(rewrite.name, part, batches, gone))
         done = sorted(run(lake, works), key=lambda one: one.part.after)
     erased = sorted(sequence for one in done for sequence in one.erased)
+    strangers = tuple(text for one in done for text in one.strangers)
     if not erased:  # they were removed before they were archived
         give_up(lake.store, rewrite)
-        return Gone()
+        return Gone(strangers=strangers)
     batches_now = [batch for one in done for batch in one.batches]
     emptied = sum(one.emptied for one in done)
     erasing = Erasing(batches_now, b"".join(found[sequence][1] + b"\n" for sequence in erased), emptied)
     supersede(lake, rewrite, _with(parts, done), int(time.time()), erasing)
-    return Gone(len(erased) - emptied, emptied)
+    return Gone(len(erased) - emptied, emptied, strangers)
 
 
 def _joined(group: Sequence[Part]) -> Part:

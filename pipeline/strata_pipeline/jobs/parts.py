@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -29,7 +29,7 @@ from strata.protocol.lake import (
 from strata.protocol.tombstones import Tombstone, told_place
 
 from strata_pipeline.datasets.objects import ARROW, OBJECT_BYTES, put_rows
-from strata_pipeline.errors import LakeError, LogError, StoreError
+from strata_pipeline.errors import LakeError, StoreError
 from strata_pipeline.lake.attempts import object_name
 from strata_pipeline.lake.checking import Unit
 from strata_pipeline.lake.generations import check_day
@@ -41,7 +41,7 @@ from strata_pipeline.lake.stores.shelves import Bucket
 from strata_pipeline.schemas import schema
 from strata_pipeline.transforms.emptying import emptied, erased_batches, held_aside
 
-__all__ = ["PartDone", "PartWork", "groups_of", "packets_there", "rewrite_part"]
+__all__ = ["PacketsThere", "PartDone", "PartWork", "groups_of", "packets_there", "rewrite_part"]
 
 _AT_ONCE_BYTES: Final = 4 * OBJECT_BYTES
 """The most bytes of files that are read together. A larger batch is not compacted, but rows can be erased."""
@@ -70,6 +70,17 @@ class PartDone(msgspec.Struct, frozen=True):
     """The sequences of these rows, in order."""
     emptied: int = 0
     """How many of them were quarantined when they were archived."""
+    strangers: list[str] = []
+    """See `PacketsThere`."""
+
+
+class PacketsThere(NamedTuple):
+    """What packets lie at the places of tombstones."""
+
+    found: list[Tombstone]
+    """The tombstones of these packets, in order of sequence."""
+    strangers: list[str]
+    """A sentence for each place that has another packet than its tombstone names."""
 
 
 def groups_of(parts: Sequence[Part], manifests: Sequence[Manifest], part_bytes: int) -> list[list[Part]]:
@@ -90,18 +101,18 @@ def groups_of(parts: Sequence[Part], manifests: Sequence[Manifest], part_bytes: 
 
 
 def rewrite_part(store: ObjectStore, work: PartWork) -> PartDone:
-    """Rewrite a part. Raises `LakeError` for a damaged part, `LogError` for tombstones of another log,
-    `StoreError`; the objects that it puts do not count yet."""
+    """Rewrite a part. Raises `LakeError` for a damaged part, and `StoreError`; the objects that it puts do
+    not count yet."""
     shelf = Bucket(store)
     with _brought(shelf, store, work.part.objects) as (old, faults):
         if faults:
             raise LakeError(f"{faults[0]}; the day stays as it is. Bring it back from a copy of the lake")
-        packets = packets_there(old.packets, work.tombstones)
+        packets, strangers = packets_there(old.packets, work.tombstones)
         aside = held_aside(old.quarantine, work.tombstones).full
         gone = sorted((*packets, *aside), key=lambda one: one.sequence)
         if work.tombstones:
             if not gone:
-                return PartDone(work.part)
+                return PartDone(work.part, strangers=strangers)
             # What the batches hold afterwards is computed from what they hold now.
             check_day(work.part.span.day, Unit(work.manifests, *old))
         writer = _Writer(store, work.attempt, work.part.span)
@@ -114,7 +125,7 @@ def rewrite_part(store: ObjectStore, work: PartWork) -> PartDone:
             manifests = told(work.manifests, [_preview(batches)])
             check_day(work.part.span.day, Unit(manifests, *new))
     part = Part(after=work.part.after, up_to=work.part.up_to, objects=objects)
-    return PartDone(part, batches, sequences, len(aside))
+    return PartDone(part, batches, sequences, len(aside), strangers)
 
 
 @contextlib.contextmanager
@@ -129,24 +140,22 @@ def _brought(
             raise LakeError(str(error).replace(f"{folder}/", f"{store.url()}/")) from None
 
 
-def packets_there(folders: Sequence[Path], tombstones: Sequence[Tombstone]) -> list[Tombstone]:
-    """The tombstones, in order of sequence, whose packets lie in these folders.
-
-    Raises `LogError` if another packet has the place of one.
-    """
+def packets_there(folders: Sequence[Path], tombstones: Sequence[Tombstone]) -> PacketsThere:
+    """What packets lie in these folders at the places of tombstones."""
+    there = PacketsThere([], [])
     if not tombstones:
-        return []
+        return there
     rows = places_at(folders, [one.sequence for one in tombstones]).to_pylist()
-    there = {row["sequence"]: told_place(row["packet_id"] or b"", row["received_at"] or 0)[0] for row in rows}
-    found = [one for one in tombstones if one.sequence in there]
-    for one in found:
-        if one.packet_id != there[one.sequence]:
-            raise LogError(
-                f"the tombstone of {one.sequence} names packet {one.packet_id}, and the lake has "
-                f"{there[one.sequence]} there: this is the log of another relay. Nothing was erased from "
-                "that day"
+    names = {row["sequence"]: told_place(row["packet_id"] or b"", row["received_at"] or 0)[0] for row in rows}
+    for one in sorted(tombstones, key=lambda one: one.sequence):
+        name = names.get(one.sequence)
+        if name == one.packet_id:
+            there.found.append(one)
+        elif name is not None:
+            there.strangers.append(
+                f"the tombstone of {one.sequence} names packet {one.packet_id}, and the lake has {name} there"
             )
-    return sorted(found, key=lambda one: one.sequence)
+    return there
 
 
 def _preview(batches: list[ErasedBatch]) -> Erasure:

@@ -199,7 +199,10 @@ def add_commands(app: typer.Typer) -> None:
             if done.spared:
                 typer.echo(f"{done.spared} stay: they carry keys, or revoke them")
             if absent:
-                typer.echo(f"{absent} are not in the log, or were erased before")
+                typer.echo(
+                    f"{absent} are not in the log, or were erased before; retention may have dropped them:"
+                    " then strata-pipeline find names their places for --places"
+                )
         if settings.archive_manifests is not None and done.packets:
             typer.echo("the lake is not erased by this: see docs/guides/moderation.md", err=True)
         if absent or (done.spared and kind is Kind.PACKET):

@@ -26,10 +26,9 @@ from relayd.store.columns import string_key
 from relayd.store.connection import connected
 from relayd.store.moderation import Ruling, ring, take_turn, write
 
-__all__ = ["BATCH", "EMPTY_ROWS", "PUT_TOMBSTONES", "SPARED", "Erased", "Eraser"]
+__all__ = ["EMPTY_ROWS", "PUT_TOMBSTONES", "SPARED", "Erased", "Eraser"]
 
-BATCH: Final = 500
-"""Packets erased in one transaction."""
+_BATCH: Final = 500
 SPARED: Final = [string_key(type_) for type_ in sorted(IDENTITY_TYPES)]
 """The types that are never erased."""
 
@@ -81,7 +80,7 @@ class Eraser:
     """Erases over its own connection. `signer` is the relay, whose DID the tombstones bear."""
 
     def __init__(
-        self, url: str, signer: Signer, *, connect_timeout: float = 10.0, batch: int = BATCH
+        self, url: str, signer: Signer, *, connect_timeout: float = 10.0, batch: int = _BATCH
     ) -> None:
         self._url = url
         self._signer = signer

@@ -30,12 +30,14 @@ from strata.protocol.tombstones import Tombstone, sign_tombstone, told_place
 from relayd import failpoints
 from relayd.moderation import Act, Kind
 from relayd.store.connection import connected
-from relayd.store.erasing import BATCH, EMPTY_ROWS, PUT_TOMBSTONES, SPARED
+from relayd.store.erasing import EMPTY_ROWS, PUT_TOMBSTONES, SPARED
 from relayd.store.moderation import Ruling, ring, take_turn, write_all
 from relayd.store.queries import HEAD
 
 __all__ = ["Fate", "KnownPlaces", "PlaceEraser", "PlacesErased", "RefusedPlace", "Row", "judge"]
 
+_BATCH: Final = 100
+"""Places in one transaction. No packet comes in meanwhile, for some 20 ms."""
 _MAX_REFUSALS: Final = 100
 """The most refusals that are listed; the others are counted."""
 
@@ -182,7 +184,7 @@ class PlaceEraser:
     """Erases at places over its own connection. `signer` is the relay, whose DID the tombstones bear."""
 
     def __init__(
-        self, url: str, signer: Signer, *, connect_timeout: float = 10.0, batch: int = BATCH
+        self, url: str, signer: Signer, *, connect_timeout: float = 10.0, batch: int = _BATCH
     ) -> None:
         self._url = url
         self._signer = signer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
@@ -10,16 +11,22 @@ import pytest
 from strata.protocol.ids import Identity
 from strata.protocol.lake import DAY_SECONDS, first_of_day
 from strata.protocol.places import PacketPlace
+from strata.protocol.provenance import ProvenanceTrust
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 from strata.protocol.tombstones import read_tombstone
 
 from relayd import failpoints
+from relayd.admission.limits import AdmissionLimits
+from relayd.config import Settings
 from relayd.failpoints import FailpointRaised
 from relayd.moderation import Act, Kind
 from relayd.store import Gone, LogQuery, Outcome, Store
 from relayd.store.counting import count_log
 from relayd.store.erasing import Erased, Eraser
 from relayd.store.places import Fate, KnownPlaces, PlaceEraser, PlacesErased, Row, judge
+from relayd.transfer.examiner import Examiner
+from relayd.transfer.files import import_log
+from tests.support import relay_logs
 
 NOW = 1_790_000_000
 TODAY = NOW // DAY_SECONDS
@@ -229,6 +236,19 @@ async def test_a_row_that_a_restore_left_empty_gets_its_tombstone(store: Store, 
     assert await sql.fetchval("SELECT annotation IS NULL FROM packets WHERE packet_id = $1", name)
     (again,) = (await store.append([packet(0)], NOW + 1)).dispositions
     assert again.outcome is Outcome.DUPLICATE
+
+
+async def test_an_import_brings_nothing_back_of_before_the_log(store: Store, packet):
+    await store.append([packet(0)], NOW)
+    day = TODAY - 9
+    made = relay_logs.make(1, at=day * DAY_SECONDS)
+    done = await erase(store, PacketPlace(made.packet_id, first_of_day(day) + 1, day * DAY_SECONDS))
+    assert (done.dropped, await store.find([made.digest])) == (1, {}), "no partition can hold its id"
+    limits = AdmissionLimits.from_settings(Settings())
+    examiner = Examiner(store, trust=ProvenanceTrust(), limits=limits)
+    line = b'{"packet":%b,"received_at":%d}\n' % (made.canonical, day * DAY_SECONDS)
+    summary = await import_log(store, io.BytesIO(line), examiner, now=lambda: NOW)
+    assert (summary.lines, summary.stored, summary.erased) == (1, 0, 1)
 
 
 async def test_what_was_erased_by_id_is_erased_already(store: Store, packet, sql):

@@ -19,9 +19,11 @@ from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
+import asyncpg
 import pytest
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
+from strata.protocol.places import PacketPlace, place_line
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from relayd.config import load
@@ -46,6 +48,18 @@ MEDIA = "0x" + "5f" * 32
 def commands_environment(relay: RelayProcess) -> dict[str, str]:
     """The environment of an operator's shell on the machine of this relay."""
     return environment({**relay.settings, "port": relay.port})
+
+
+async def place_of(relay: RelayProcess, packet_id: str) -> tuple[int, int]:
+    """The sequence of a packet and its time of receipt."""
+    with running_server(Path(str(relay.settings["data_dir"]))) as url:
+        connection = await asyncpg.connect(url)
+        try:
+            query = "SELECT sequence, received_at FROM packet_ids WHERE packet_id = $1"
+            sequence, received_at = await connection.fetchrow(query, bytes.fromhex(packet_id[2:]))
+        finally:
+            await connection.close()
+    return sequence, received_at
 
 
 async def test_the_guide_of_moderation(tmp_path: Path) -> None:
@@ -75,6 +89,10 @@ async def test_the_guide_of_moderation(tmp_path: Path) -> None:
                 "wss://relay.example/strata": relay.ws,
                 **{date: "…" for date in DATES},
                 "root (command)": "… (command)",
+            },
+            elsewhere={
+                "strata-pipeline find": "there is no lake; tests/pipeline/test_find.py has one",
+                "strata-pipeline erase": "there is no lake; tests/pipeline/test_find.py has one",
             },
         )
 
@@ -140,6 +158,11 @@ async def test_the_guide_of_moderation(tmp_path: Path) -> None:
         await comes_to(410, removed, erased, post)
         async with open_client(relay.ws) as client:
             assert (await client.publish(removed))["duplicate"] is True
+            left = await client.publish(make(other))
+        place = PacketPlace(left["packet_id"], *await place_of(relay, left["packet_id"]))
+        (tmp_path / "places.jsonl").write_bytes(place_line(place))
+        assert (await run("relayd erase --places")).startswith("1 packets would be erased\n")
+        assert (await run("relayd erase --places")).startswith("1 packets erased\n")
         guide.finish()
         assert not relay.complaints()
 

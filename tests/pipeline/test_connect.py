@@ -22,6 +22,7 @@ from tests.support import lakes, relay_logs
 from tests.support.object_lakes import put_batch
 from tests.support.ports import free_port
 from tests.support.toy_lakes import DAY, write_batch
+from tests.support.toy_lakes import place as toy_place
 
 Run = Callable[..., list[tuple[int, dict[str, Any], str]]]
 
@@ -109,15 +110,20 @@ def test_jobs_that_read_a_lake_do_so_on_a_server(run, tmp_path, place):
     (tmp_path / "probes" / "one.jsonl").write_text("no observation\n")
     at = ["--lake", str(lake)]
     put_batch(place, [1, 2, 3], [4])
-    in_bucket, audited, reported, scored = run(
+    author = ["--author", "did:key:somebody"]
+    in_bucket, audited, found, sought, reported, scored = run(
         ["audit", "--lake", place],
         ["audit", *at],
+        ["find", *at, *author],
+        ["find", "--lake", place, *author],
         ["report", *at, "--output", str(output)],
         ["reputation", "--probes", str(tmp_path / "probes"), "--output", str(output)],
     )
     # These bodies are not packets. The other findings of an audit show that tasks on the server ran our code.
     assert audited[0] == 1 and audited[1]["counts"] == {"file: stray": 1, "packet: invalid_schema": 5}
     assert in_bucket[0] == 1 and in_bucket[1]["counts"] == {"packet: invalid_schema": 3}
+    assert (found[0], found[1]["sequence"]) == (0, toy_place(2, DAY + 1)), found
+    assert (sought[0], sought[1]["sequence"]) == (0, toy_place(4)), sought
     assert (reported[0], reported[1]["packets"], reported[1]["counted"]) == (0, 5, 2)
     assert (output / "index.html").exists()
     assert (scored[0], scored[1]["malformed"]) == (0, 1)

@@ -110,6 +110,11 @@ def test_packets_that_carry_keys_stay_and_absent_ids_are_counted(spark, new_log,
     assert told.stderr == (
         "2 places; 1 packets stay: they carry keys, or revoke them; 1 of the packets are not in the lake\n"
     )
+    counts = CliRunner().invoke(app, ["find", "--lake", str(tmp_path), ids[1], "--json"])
+    assert json.loads(counts.stdout)["packet_id"] == ids[1]
+    assert json.loads(counts.stderr) == {
+        "event": "found", "places": 1, "quarantined": 0, "spared": 0, "erased": 0, "unnamed": 0, "absent": 0
+    }  # fmt: skip
     # Of the day that the log still has, the row is emptied.
     relay_logs.drop_days(url, NOON + 3 * DAY)
     places = ("erase", "--places", "-", "--reason", "x", "--database-url", url)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 from strata.protocol.fields import is_content_id
 from strata.protocol.ids import is_did
 from strata.protocol.places import place_line
 
-from strata_pipeline.cli.app import LakePlace, Master, SparkConf, failures_told, spark_conf
+from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, spark_conf
 from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.errors import UsageError
 
@@ -35,14 +36,15 @@ def find_command(
     ] = None,
     master: Master = None,
     conf: SparkConf = None,
+    json: Json = False,
 ) -> None:
     """Name the places of packets, for relayd erase --places.
 
     Nothing is changed. Each place is a line on stdout, which tells the packet's id, its place in the log and
     its time of receipt, and nothing else. The relay gives each of them a tombstone, also if retention has
     dropped its day from the log; then strata-pipeline erase removes the packet from the lake. Packets that
-    carry keys or revoke them are left out. The counts are on stderr. Exit code 1 if a packet is not there, or
-    if a damaged row cannot be named.
+    carry keys or revoke them are left out. The counts are on stderr, with --json as JSON. Exit code 1 if a
+    packet is not there, or if a damaged row cannot be named.
     """
     from strata_pipeline.jobs.find import Searched, find
     from strata_pipeline.session import open_session
@@ -54,11 +56,12 @@ def find_command(
         searched = Searched()
         with (
             open_session("find", master=master, conf=spark_conf(conf)) as spark,
-            steps_shown("looking for packets", False, spark),
+            steps_shown("looking for packets", json, spark),
         ):
             for place in find(spark, lake, searched, authors=dids, packet_ids=ids):
                 print(place_line(place).decode())
-    typer.echo(_text(searched), err=True)
+    counts = {"event": "found", **msgspec.to_builtins(searched)}
+    typer.echo(msgspec.json.encode(counts).decode() if json else _text(searched), err=True)
     if searched.absent or searched.unnamed:
         raise typer.Exit(1)
 

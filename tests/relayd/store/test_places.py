@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from dataclasses import replace
 from typing import Any
@@ -220,6 +221,29 @@ async def test_an_erasure_that_is_cut_off_is_whole_batches_and_goes_on(
     assert await sql.fetchval("SELECT count(*) FROM moderation_log") == gone
     done = await erase(old, *places, batch=5)
     assert (done.erased + done.dropped, done.already) == (12 - gone, gone)
+
+
+async def test_appends_retention_and_other_erasures_go_on_meanwhile(old: Store, packet, sql):
+    places = [one for n, one in enumerate(await aged(old, packet, sql)) if n % 4 < 3]
+    now = NOW + 6 * DAY_SECONDS
+    async with await Store.open(old.url, retention_days=3, dedup_window_seconds=DAY_SECONDS) as other:
+        appends = [asyncio.create_task(other.append([packet(500 + n)], now)) for n in range(10)]
+        authors = [f"did:strata:{day}" for day in range(6)]
+        by_author = Eraser(old.url, RELAY, batch=1).erase(
+            Kind.AUTHOR, authors, reason="asked for", actor="ann", via="command", now=NOW + 5
+        )
+        erasing = erase(old, *places, batch=1), erase(old, *places[::-1], batch=2)
+        one, two, by, _ = await asyncio.gather(*erasing, by_author, other.maintain(now))
+        stored = [await append for append in appends]
+    assert one.refused == two.refused == 0
+    assert one.erased + one.dropped + two.erased + two.dropped + by.packets == len(places)
+    assert await sql.fetchval("SELECT count(*) FROM tombstones") == len(places)
+    assert (
+        await sql.fetchval("SELECT count(*) FROM packet_ids")
+        == 24 + 10
+        == await sql.fetchval("SELECT count(DISTINCT packet_id) FROM packet_ids")
+    )
+    assert {done.dispositions[0].outcome for done in stored} == {Outcome.STORED}
 
 
 async def test_a_row_that_a_restore_left_empty_gets_its_tombstone(store: Store, packet, sql):

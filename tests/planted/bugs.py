@@ -91,6 +91,16 @@ _STORE = [
         ("a claim of a lost end is not looked at", "if lineage.lacks(claim.mark, head):", "if False:"),
     ),
     *_bugs(
+        "store/places",
+        "store/test_places.py",
+        ("a place beyond the end is buried", "if at > known.head:", "if at < 0:"),
+        ("what a day never had is buried", "known.dropped_to and at >= known.dropped_to:", "at < 0:"),
+        ("a packet of another place is buried", "if (at, place.received_at) in places:", "if places:"),
+        ("what carries keys is emptied", "if row.is_spared:", "if row.is_spared and not row.is_full:"),
+        ("an erased packet comes in again", "if place.packet_id not in known.ids", "if False"),
+        ("an append comes between", "await connection.execute(_LOCK)", "pass"),
+    ),
+    *_bugs(
         "store/connection",
         "store/test_reader.py",
         ("a connection is used once", "self._idle.append(connection)", "connection.terminate()"),

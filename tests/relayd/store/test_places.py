@@ -246,6 +246,17 @@ async def test_appends_retention_and_other_erasures_go_on_meanwhile(old: Store, 
     assert {done.dispositions[0].outcome for done in stored} == {Outcome.STORED}
 
 
+async def test_a_batch_waits_for_an_append_that_has_begun(old: Store, packet, sql, observer, eventually):
+    """Else the packet could come in again while its place is judged."""
+    places = await aged(old, packet, sql)
+    async with sql.transaction():
+        await sql.execute("SELECT FROM log_head FOR UPDATE")
+        erasing = asyncio.create_task(erase(old, places[0]))
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        await eventually(lambda: observer.fetchval(waiting))
+    assert (await erasing).dropped == 1
+
+
 async def test_a_row_that_a_restore_left_empty_gets_its_tombstone(store: Store, packet, sql):
     await store.append([packet(0), packet(1)], NOW)
     await sql.execute(

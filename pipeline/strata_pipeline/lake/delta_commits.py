@@ -42,7 +42,8 @@ _actions_of = msgspec.json.Decoder(_Action).decode_lines
 
 def read_commit(text: bytes, app: str) -> Commit:
     """What a commit says of itself, and of the transaction of an application. Raises `DeltaError`."""
-    transaction, info = None, {}
+    transaction: int | None = None
+    info: dict[str, object] = {}
     try:
         actions = _actions_of(text)
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""The footers of Parquet files, read strictly: as the writers of a lake write them, and in no other way.
+"""The footers of Parquet files, read strictly: whatever a footer says twice must agree.
 
 pyarrow reads any footer, and some damaged ones end the process, which no handler can prevent: if a column has
 another type than in the schema, for example. Readers also differ in what they believe: one finds a column by
-its place and another one by its name, one takes the number of rows from here and another one from there. So
-whatever a footer says twice must agree, and it may have nothing that no writer of a lake writes.
+its place and another one by its name, one takes the number of rows from here and another one from there. What
+some readers would use to skip rows, and no writer of a lake writes, is refused.
 
 Whether its statistics are those of the rows is for `lake.statistics` to find out.
 """
@@ -33,7 +33,7 @@ __all__ = [
     "Footer",
     "RowGroup",
     "Statistics",
-    "Strict",
+    "Told",
     "check_content",
     "check_footer",
     "footer_of",
@@ -43,6 +43,9 @@ INT32, INT64, BYTES = 1, 2, 6
 """The physical types of a lake's columns."""
 WIDTHS: Final = {INT32: 4, INT64: 8}
 """The bytes of a value in statistics."""
+_TEXT: Final = 0
+_SIGNED: Final = {4: 17, 8: 18}
+"""What other programs than ours declare numbers of so many bytes as."""
 _MAGIC: Final = b"PAR1"
 _MOST_BYTES: Final = 8 * 2**20
 """The most bytes of a footer. One with a hundred row groups, and with values of 4 KiB each, has three."""
@@ -52,11 +55,12 @@ Count = Annotated[int, Meta(ge=0)]
 _Sizes = list[Count]
 
 
-class Strict(Struct, frozen=True, forbid_unknown_fields=True):
-    """A struct of Parquet, with the members that the writers of a lake write."""
+class Told(Struct, frozen=True):
+    """A struct of Parquet, with the members that we know; readers skip others. A member of type None is one
+    by which some readers would skip or order rows, or not read them: no writer of a lake writes it."""
 
 
-class Statistics(Strict, frozen=True):
+class Statistics(Told, frozen=True):
     """Bounds of values, and the number of nulls."""
 
     old_max: bytes | None = field(default=None, name="1S")
@@ -68,13 +72,13 @@ class Statistics(Strict, frozen=True):
     is_min_exact: bool | None = field(default=None, name="8B")
 
 
-class _Sized(Strict, frozen=True):
+class _Sized(Told, frozen=True):
     bytes_in_all: Count | None = field(default=None, name="1L")
     by_repetition: _Sizes | None = field(default=None, name="2A")
     by_definition: _Sizes | None = field(default=None, name="3A")
 
 
-class EncodingCount(Strict, frozen=True, order=True):
+class EncodingCount(Told, frozen=True, order=True):
     """The number of pages of a type with an encoding."""
 
     page_type: int = field(name="1I")
@@ -82,7 +86,7 @@ class EncodingCount(Strict, frozen=True, order=True):
     count: int = field(name="3I")
 
 
-class ColumnData(Strict, frozen=True):
+class ColumnData(Told, frozen=True):
     """Where the values of a column are in a row group, and their statistics."""
 
     type: int = field(name="1I")
@@ -97,6 +101,9 @@ class ColumnData(Strict, frozen=True):
     statistics: Statistics | None = field(default=None, name="12R")
     encoding_counts: list[EncodingCount] | None = field(default=None, name="13A")
     sizes: _Sized | None = field(default=None, name="16R")
+    index_page_at: None = field(default=None, name="10L")
+    bloom_filter_at: None = field(default=None, name="14L")
+    bloom_filter_bytes: None = field(default=None, name="15I")
 
     @property
     def begins_at(self) -> int:
@@ -104,7 +111,7 @@ class ColumnData(Strict, frozen=True):
         return self.first_page_at if self.dictionary_at is None else self.dictionary_at
 
 
-class Chunk(Strict, frozen=True):
+class Chunk(Told, frozen=True):
     """A column of a row group."""
 
     file_offset: int = field(name="2L")
@@ -113,6 +120,9 @@ class Chunk(Strict, frozen=True):
     offsets_bytes: Count | None = field(default=None, name="5I")
     index_at: Count | None = field(default=None, name="6L")
     index_bytes: Count | None = field(default=None, name="7I")
+    other_file: None = field(default=None, name="1S")
+    encryption: None = field(default=None, name="8R")
+    encrypted: None = field(default=None, name="9S")
 
     @property
     def name(self) -> str:
@@ -120,7 +130,7 @@ class Chunk(Strict, frozen=True):
         return self.data.path[0].decode(errors="replace")
 
 
-class RowGroup(Strict, frozen=True):
+class RowGroup(Told, frozen=True):
     """Consecutive rows of a file."""
 
     columns: list[Chunk] = field(name="1A")
@@ -129,36 +139,54 @@ class RowGroup(Strict, frozen=True):
     begins_at: int | None = field(default=None, name="5L")
     size: int | None = field(default=None, name="6L")
     ordinal: int | None = field(default=None, name="7H")
+    sorted_by: None = field(default=None, name="4A")
 
 
-class _Nothing(Strict, frozen=True):
+class _Nothing(Told, frozen=True):
     pass
 
 
-class _IsText(Strict, frozen=True):
-    text: _Nothing = field(name="1R")
+class _Integer(Told, frozen=True):
+    bits: int = field(name="1Y")
+    is_signed: Literal[True] = field(name="2B")
 
 
-class _Element(Strict, frozen=True):
+class _Logical(Told, frozen=True):
+    text: _Nothing | None = field(default=None, name="1R")
+    integer: _Integer | None = field(default=None, name="10R")
+
+
+class _Element(Told, frozen=True):
     name: bytes = field(name="4S")
     type: Literal[1, 2, 6] | None = field(default=None, name="1I")
     repetition: Literal[0, 1] | None = field(default=None, name="3I")
     children: int | None = field(default=None, name="5I")
-    converted: Literal[0] | None = field(default=None, name="6I")
+    converted: int | None = field(default=None, name="6I")
     field_id: int | None = field(default=None, name="9I")
-    logical: _IsText | None = field(default=None, name="10R")
+    logical: _Logical | None = field(default=None, name="10R")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is declared as what a lake has: numbers as signed ones of their width, bytes as bytes or
+        text."""
+        logical = self.logical or _Logical()
+        width = WIDTHS.get(self.type or BYTES)
+        if width is None:
+            return self.converted in (None, _TEXT) and logical.integer is None
+        bits = None if logical.integer is None else logical.integer.bits
+        return self.converted in (None, _SIGNED[width]) and logical.text is None and bits in (None, 8 * width)
 
 
-class _Note(Strict, frozen=True):
+class _Note(Told, frozen=True):
     key: bytes = field(name="1S")
     value: bytes | None = field(default=None, name="2S")
 
 
-class _ByType(Strict, frozen=True):
+class _ByType(Told, frozen=True):
     by_type: _Nothing = field(name="1R")
 
 
-class Footer(Strict, frozen=True):
+class Footer(Told, frozen=True):
     """All that a footer says."""
 
     version: int = field(name="1I")
@@ -168,6 +196,8 @@ class Footer(Strict, frozen=True):
     notes: list[_Note] | None = field(default=None, name="5A")
     created_by: bytes | None = field(default=None, name="6S")
     orders: list[_ByType] | None = field(default=None, name="7A")
+    encryption: None = field(default=None, name="8R")
+    signing_key: None = field(default=None, name="9S")
 
 
 def check_footer(path: Path) -> None:
@@ -222,8 +252,8 @@ def _check_whole(footer: Footer, end: int) -> None:
         raise ValueError("its schema is not a list of columns")
     if any(one.type is None or one.children is not None for one in columns):
         raise ValueError("a column has no type, or columns of its own")
-    if any(one.type != BYTES and (one.logical, one.converted) != (None, None) for one in columns):
-        raise ValueError("a column of numbers is declared as text")
+    if not all(one.is_plain for one in columns):
+        raise ValueError("a column is declared as another type than it has")
     if footer.orders is not None and len(footer.orders) != len(columns):
         raise ValueError("it orders other columns than it has")
     if footer.rows != sum(group.rows for group in footer.groups):

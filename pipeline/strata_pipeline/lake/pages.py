@@ -14,17 +14,19 @@ from typing import Annotated, BinaryIO, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, field
 
-from strata_pipeline.lake.footers import Chunk, Count, EncodingCount, Statistics, Strict
+from strata_pipeline.lake.footers import Chunk, Count, EncodingCount, Statistics, Told
 from strata_pipeline.lake.thrift import decode
 
 __all__ = ["Page", "PageBounds", "bounds_of", "pages_of"]
 
 _HEADER_BYTES: Final = (512, 32 * 2**10)
 """The bytes of most headers, and the most of one, which has up to four values of 4 KiB."""
-_DATA, _DICTIONARY = 0, 2
+_DICTIONARY = 2
+_AS_COUNTED: Final = {3: 0}
+"""Some programs count the later kind of data pages as the first."""
 
 
-class _DataPage(Strict, frozen=True):
+class _DataPage(Told, frozen=True):
     values: Annotated[int, Meta(gt=0)] = field(name="1I")
     encoding: int = field(name="2I")
     definition: int = field(name="3I")
@@ -32,33 +34,51 @@ class _DataPage(Strict, frozen=True):
     statistics: Statistics | None = field(default=None, name="5R")
 
 
-class _Dictionary(Strict, frozen=True):
+class _LaterDataPage(Told, frozen=True):
+    values: Annotated[int, Meta(gt=0)] = field(name="1I")
+    encoding: int = field(name="4I")
+    statistics: Statistics | None = field(default=None, name="8R")
+
+
+class _Dictionary(Told, frozen=True):
     values: Count = field(name="1I")
     encoding: int = field(name="2I")
     is_sorted: bool | None = field(default=None, name="3B")
 
 
-class _Header(Strict, frozen=True):
-    type: Literal[0, 2] = field(name="1I")
+class _Header(Told, frozen=True):
+    type: Literal[0, 2, 3] = field(name="1I")
     raw_size: Count = field(name="2I")
     size: Count = field(name="3I")
     checksum: int | None = field(default=None, name="4I")
     data: _DataPage | None = field(default=None, name="5R")
     dictionary: _Dictionary | None = field(default=None, name="7R")
+    later_data: _LaterDataPage | None = field(default=None, name="8R")
+
+    @property
+    def values(self) -> _DataPage | _LaterDataPage | None:
+        """What it says of a page with values."""
+        return self.data or self.later_data
+
+    @property
+    def is_of_one_type(self) -> bool:
+        """Whether it has the struct of its type, and no other."""
+        there = [self.data, self.dictionary, self.later_data]
+        return [one is not None for one in there] == [self.type == kind for kind in (0, 2, 3)]
 
 
-class _Location(Strict, frozen=True):
+class _Location(Told, frozen=True):
     at: int = field(name="1L")
     size: int = field(name="2I")
     first: int = field(name="3L")
 
 
-class _Offsets(Strict, frozen=True):
+class _Offsets(Told, frozen=True):
     locations: list[_Location] = field(name="1A")
     bytes_in_all: list[int] | None = field(default=None, name="2A")
 
 
-class PageBounds(Strict, frozen=True):
+class PageBounds(Told, frozen=True):
     """What an index says of each page: whether it has nulls only, its bounds, and its number of nulls."""
 
     are_null: list[bool] = field(name="1A")
@@ -97,13 +117,13 @@ def pages_of(file: BinaryIO, chunk: Chunk) -> list[Page]:
         header, size = _header(file, at, end)
         if (header.type == _DICTIONARY) != (at == data.dictionary_at):
             raise ValueError("its dictionary is not where the footer says")
-        if header.data is not None:
+        if header.values is not None:
             if not pages and at != data.first_page_at:
                 raise ValueError("its first values are not where the footer says")
-            pages.append(Page(at, size, rows, header.data.values, header.data.statistics))
-            rows += header.data.values
-        told = header.data or header.dictionary
-        found[header.type, -1 if told is None else told.encoding] += 1
+            pages.append(Page(at, size, rows, header.values.values, header.values.statistics))
+            rows += header.values.values
+        told = header.values or header.dictionary
+        found[_AS_COUNTED.get(header.type, header.type), -1 if told is None else told.encoding] += 1
         at += size
     if at != end or rows != data.values:
         raise ValueError(f"its pages have {rows} values for {data.values} rows, or other sizes than told")
@@ -133,9 +153,7 @@ def _header(file: BinaryIO, at: int, end: int) -> tuple[_Header, int]:
     else:
         raise ValueError("a page has no header")
     header = msgspec.convert(told, _Header)
-    if (header.data is None) != (header.type != _DATA) or (header.dictionary is None) != (
-        header.type != _DICTIONARY
-    ):
+    if not header.is_of_one_type:
         raise ValueError("a page is of two types")
     return header, size + header.size
 
@@ -144,9 +162,12 @@ def _check_encodings(
     found: Counter[tuple[int, int]], told: Sequence[int], counts: Sequence[EncodingCount] | None
 ) -> None:
     """Spark looks for a value in the dictionary alone if all pages are told to refer to it."""
-    if any(encoding not in told for kind, encoding in found if kind == _DATA):
+    if any(encoding not in told for kind, encoding in found if kind != _DICTIONARY):
         raise ValueError("its pages have other encodings than told")
-    if counts is not None and found != Counter({(one.page_type, one.encoding): one.count for one in counts}):
+    said: Counter[tuple[int, int]] = Counter()
+    for one in counts or ():
+        said[_AS_COUNTED.get(one.page_type, one.page_type), one.encoding] += one.count
+    if counts is not None and found != said:
         raise ValueError("its pages have other encodings than told")
 
 

@@ -27,6 +27,7 @@ def read_places(name: str, *, limit: int = MAX_PLACES) -> list[PacketPlace]:
     """The places in a file, `-` for stdin, in its order. Raises OSError, and ValueError for a line that names
     no place or one that an earlier line names, and for a file without places."""
     found: dict[int, tuple[int, PacketPlace]] = {}
+    shown = "stdin" if name == "-" else name
     with _opened(name) as source:
         for number, line in enumerate(iter(lambda: source.readline(MAX_PLACE_BYTES + 2), b""), 1):
             if not line.strip():
@@ -35,15 +36,15 @@ def read_places(name: str, *, limit: int = MAX_PLACES) -> list[PacketPlace]:
                 place = read_place(line.rstrip(b"\r\n"))
             except InvalidInput as error:
                 hint = "Give the lines of strata-pipeline find as they are"
-                raise ValueError(f"{name}, line {number}: {error.reason}. {hint}") from None
+                raise ValueError(f"{shown}, line {number}: {error.reason}. {hint}") from None
             before, other = found.setdefault(place.sequence, (number, place))
             if before != number:
                 what = "the same place" if other == place else "another packet for the same place"
-                raise ValueError(f"{name}, line {number}: line {before} names {what}")
+                raise ValueError(f"{shown}, line {number}: line {before} names {what}")
             if len(found) > limit:
-                raise ValueError(f"{name} names more than {limit:,} places: split it")
+                raise ValueError(f"{shown} names more than {limit:,} places: split it")
     if not found:
-        raise ValueError(f"{name} names no place: strata-pipeline find has found nothing")
+        raise ValueError(f"{shown} names no place: strata-pipeline find has found nothing")
     return [place for _, place in found.values()]
 
 

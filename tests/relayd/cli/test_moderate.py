@@ -39,7 +39,7 @@ NOWHERE = ("--database-url", "postgresql://127.0.0.1:1/none")
         (["erase", HASH], "a reason has"),
         (["erase", "--places", "-"], "a reason has"),
         (["erase", "--places", "absent", "--dry-run"], "absent"),
-        (["erase", "--places", "-", "--reason", "x"], "- names no place"),
+        (["erase", "--places", "-", "--reason", "x"], "stdin names no place"),
         (["ban", DID], "--reason"),
     ],
 )

@@ -12,6 +12,7 @@ from strata.protocol.lake import LakeError, Manifest, encode_witnesses, witnesse
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import STAGED_WITNESSES
+from strata_pipeline.lake.migration import migrate_chain
 from strata_pipeline.lake.stores.records import DiskRecords
 from strata_pipeline.lake.witness_checks import surplus_witnesses, witnesses_faults
 from strata_pipeline.lake.witnesses import FirstReceived, Witnesses
@@ -161,6 +162,17 @@ def test_files_that_a_chain_binds_and_no_relay_has_told_are_found(lake, text, re
     forged = replace(opened.manifests[1], witnesses=witnesses_hash(text))
     (lake / "_witnesses" / witnesses_name(forged)).write_bytes(text)
     assert found(lake, [forged]) == reasons
+
+
+def test_a_migration_leaves_witnesses_where_they_are(tmp_path):
+    write_batch(tmp_path, [1, 2], version=1)
+    write_batch(tmp_path, [3, 5], [4], times=TIMES)
+    with Lake.replace(tmp_path), Lake.write(tmp_path) as opened:
+        assert migrate_chain(opened) == 1
+    migrated = Lake.open(tmp_path)
+    assert [one.format for one in migrated.manifests] == [2, 3]
+    assert migrated.witnesses.text_of(migrated.manifests[1]) == encode_witnesses(TIMES.items())
+    assert found(tmp_path) == [] and faults(tmp_path) == []
 
 
 def test_a_compaction_leaves_witnesses_where_they_are(lake):

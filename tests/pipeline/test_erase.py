@@ -40,11 +40,13 @@ WAITING = 70
 
 @pytest.fixture(scope="module")
 def original(spark, new_log, tmp_path_factory):
-    """A log of three days, with erasures after it was archived in small batches; and its lake."""
+    """A log of three days, with erasures after it was archived in small batches; and its lake. The packets of
+    the first day came from a peer."""
     url, lake, packets = new_log(), tmp_path_factory.mktemp("lake"), []
     for day in range(3):
         packets += (today := relay_logs.make_many(30, first=day * 30, at=NOON + day * DAY))
-        relay_logs.append(url, today, NOON + day * DAY)
+        witnessed_at = NOON - 60 if day == 0 else None
+        relay_logs.append(url, today, NOON + day * DAY, witnessed_at=witnessed_at)
     archive(spark, url, lake, batch_rows=7)
     relay_logs.erase(url, *(packets[number].packet_id for number in (*ERASED, WAITING)))
     return url, lake, packets

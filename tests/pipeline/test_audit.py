@@ -260,7 +260,7 @@ def test_signatures_count_under_the_keys_of_their_time(spark, log_url, tmp_path)
 @pytest.fixture(scope="module")
 def federated(spark, new_log, tmp_path_factory) -> tuple[str, Path, list[packets.Packet]]:
     """A log and its lake. A peer brought packets and their keys long after the first relay had received them:
-    a key was used, replaced and used again there, and here all of it arrived after that."""
+    what was signed with a key before it was replaced arrived here long after that."""
     url, folder = new_log(), tmp_path_factory.mktemp("federated")
     old = Identity.from_seed(bytes(31) + b"\x07")
     new = Identity.from_seed(bytes(31) + b"\x08").speaking_for(old.did)
@@ -273,9 +273,9 @@ def federated(spark, new_log, tmp_path_factory) -> tuple[str, Path, list[packets
     ]
     relay_logs.append(url, relay_logs.make_many(4, at=NOON), NOON)
     archive(spark, url, folder)
-    for packet in made:
-        relay_logs.append(url, [packet], NOON + 9000, witnessed_at=packet.timestamp + 1)
-    relay_logs.append(url, relay_logs.make_many(1, at=NOON + 9000, first=4), NOON + 9000)
+    for packet, now in zip(made, (NOON + 9000, NOON + 9000, NOON + 12_000), strict=True):
+        relay_logs.append(url, [packet], now, witnessed_at=packet.timestamp + 1)
+    relay_logs.append(url, relay_logs.make_many(1, at=NOON + 9000, first=4), NOON + 12_000)
     archive(spark, url, folder, batch_rows=3)
     return url, folder, made
 
@@ -295,6 +295,18 @@ def test_packets_of_peers_count_under_the_keys_of_the_time_at_which_the_first_re
     path.write_bytes(path.read_bytes().replace(str(NOON + 2001).encode(), str(NOON + 2000).encode()))
     counts = audit(spark, lake, since=since).counts
     assert counts == {"witness: changed": 1, "packet: unchecked": 1}
+
+
+def test_without_these_times_packets_of_peers_are_judged_as_of_their_arrival(
+    spark, federated, new_log, tmp_path
+):
+    url, _, made = federated
+    log = new_log(of=url)
+    sql(log, "UPDATE packets SET witnessed_at = NULL")  # as archived by an earlier version
+    archive(spark, log, tmp_path)
+    assert [one.format for one in Lake.open(tmp_path).manifests] == [2]
+    audited = audit(spark, tmp_path, url=url)  # nothing of format 2 is compared
+    assert [(one.about, one.packet_id) for one in audited.findings] == [("packet", made[2].packet_id)]
 
 
 def test_an_audit_compares_first_receipts_with_the_log(spark, federated, new_log):

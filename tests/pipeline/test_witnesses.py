@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 from strata.protocol.lake import LakeError, Manifest, encode_witnesses, witnesses_hash, witnesses_name
@@ -188,6 +189,15 @@ def test_a_compaction_leaves_witnesses_where_they_are(lake):
     assert times.of(sequences, pa.nulls(9, pa.int64())).to_pylist() == [
         None, None, MIDNIGHT - 100, MIDNIGHT - 50, None, None, MIDNIGHT, None, None,
     ]  # fmt: skip
+
+
+def test_a_row_without_a_time_of_arrival_is_not_late(lake):
+    [path] = lake.glob(f"packets/day=*/batch={place(3)}-*/kind=POST/*.parquet")
+    rows = pq.read_table(path, partitioning=None)
+    index = rows.schema.get_field_index("received_at")
+    pq.write_table(rows.set_column(index, rows.schema.field(index), [pa.nulls(1, pa.int64())]), path)
+    assert found(lake) == []  # it is a fault of its batch
+    assert [one for one in faults(lake) if one.startswith("batch: digest")]
 
 
 def test_a_witness_of_a_row_that_is_not_there_is_found(tmp_path):

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from strata.protocol.lake import (
     LakeError,
     Manifest,
@@ -91,11 +92,10 @@ def _faults(witnesses: Witnesses, manifest: Manifest, rows: pa.Table) -> Iterato
 
 def _late(told: Times, rows: pa.Table, file: str) -> Iterator[Fault]:
     """A fault for each row that is said to have been received elsewhere after it was received here."""
-    known = told.at(rows["sequence"].combine_chunks()).to_pylist()
-    listed = 0
-    for at, row in zip(known, rows.select(["sequence", "received_at", "packet_id"]).to_pylist(), strict=True):
-        if at is not None and at > row["received_at"] + _SKEW_SECONDS:
-            why = f"a peer's relay received it at {at}, and this relay already at {row['received_at']}"
-            yield Fault("witness", "late", why, row["sequence"], row["packet_id"], file)
-            if (listed := listed + 1) == _LISTED:
-                return
+    rows = rows.select(["sequence", "received_at", "packet_id"]).combine_chunks()
+    rows = rows.append_column("at", told.at(rows["sequence"].combine_chunks()))
+    is_late = pc.greater(rows["at"], pc.add(rows["received_at"], _SKEW_SECONDS))
+    # A damaged row may have no time: it is a fault of its batch.
+    for row in rows.filter(pc.fill_null(is_late, False)).slice(0, _LISTED).to_pylist():
+        why = f"a peer's relay received it at {row['at']}, and this relay already at {row['received_at']}"
+        yield Fault("witness", "late", why, row["sequence"], row["packet_id"], file)

@@ -68,7 +68,7 @@ FALSE: dict[str, tuple[str, Edit]] = {
     "values of a column": ("6 values for 5 rows", lambda footer: data(footer).update({"5L": 6})),
     "a size by which Spark finds no group": (
         "another size", lambda footer: footer["4A"][0].update({"6L": 2**40})),
-    "a beginning by which Spark finds no group": (
+    "another beginning": (
         "begins elsewhere", lambda footer: footer["4A"][0].update({"5L": 2**40})),
     "names exchanged": ("another name", lambda footer: data(footer).update({"3A": [b"received_at"]})),
     "a type": ("another name or type", lambda footer: data(footer).update({"1I": 1})),

@@ -275,7 +275,7 @@ def _check_group(group: RowGroup, columns: list[_Element], end: int) -> None:
             _check_chunk(chunk, column, group.rows, end)
         except ValueError as error:
             raise ValueError(f"column {column.name.decode(errors='replace')}: {error}") from None
-    # By these two, Spark decides which task reads the group: with false ones it may be none.
+    # By its size Spark decides which task reads the group; with a false one, none does.
     if group.size is not None and group.size != sum(one.data.size for one in group.columns):
         raise ValueError("it has another size than its columns together")
     if group.begins_at is not None and columns and group.begins_at != group.columns[0].data.begins_at:

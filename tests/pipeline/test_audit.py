@@ -20,7 +20,7 @@ from strata.protocol.keys import rotate_content
 from strata.protocol.lake import GENESIS, LakeError, as_format_1, decode, encode
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.archive import archive
-from strata_pipeline.jobs.audit import Audited, Finding, audit
+from strata_pipeline.jobs.audit import Audited, Finding, _verify, _whole, audit
 from strata_pipeline.jobs.migrate import migrate_lake
 from strata_pipeline.lake.lake import Lake
 
@@ -364,6 +364,10 @@ def test_a_packet_that_cannot_be_read_is_one_that_was_not_verified(spark, lake, 
     content = bytearray(path.read_bytes())
     content[start : start + chunk.total_compressed_size] = bytes(chunk.total_compressed_size)
     path.write_bytes(content)
-    audited = audit(spark, lake)
+    opened = Lake.open(lake)
+    audited = _whole(opened)
+    _verify(spark, opened, opened.days(), None, audited)
     assert audited.counts == {"packet: unchecked": 1}
     assert str(path) in (audited.findings[0].detail or "")
+    [found] = audit(spark, lake).findings  # a check of the file comes first, and tells more
+    assert (found.reason, found.file) == ("statistics", str(path)) and f"column {name}" in str(found.detail)

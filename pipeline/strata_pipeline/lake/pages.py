@@ -149,10 +149,10 @@ def _header(file: BinaryIO, at: int, end: int) -> tuple[_Header, int]:
         file.seek(at)
         with contextlib.suppress(ValueError):
             told, size = decode(file.read(min(most, end - at)))
+            header = msgspec.convert(told, _Header)
             break
     else:
-        raise ValueError("a page has no header")
-    header = msgspec.convert(told, _Header)
+        raise ValueError("a page has no header that a writer of a lake writes")
     if not header.is_of_one_type:
         raise ValueError("a page is of two types")
     return header, size + header.size

@@ -16,7 +16,7 @@ from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.jobs.compact import compact
 from strata_pipeline.jobs.rewriting import write_day
-from strata_pipeline.lake import files
+from strata_pipeline.lake import checking, files
 from strata_pipeline.lake.delta import publish, published_files
 from strata_pipeline.lake.lake import Lake
 
@@ -125,6 +125,15 @@ def test_files_that_disagree_with_the_manifests_are_left_alone(spark, tmp_path, 
     with pytest.raises(LakeError, match=r"the day stays as it is\. Run audit"):
         compact(spark, tmp_path)
     assert bodies(tmp_path) == before
+
+
+def test_tasks_check_the_new_files_of_a_day(spark, tmp_path, made, monkeypatch):
+    def never(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(checking, "places_faults", never)
+    monkeypatch.setattr(checking, "batches_faults", never)
+    assert compact(spark, tmp_path).days
 
 
 def test_folders_change_places_at_once_and_in_three_steps(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 import strata
+from strata.txrx import TxRxSettings, dial, serve
 
 from tests.support.backups import Copied
 from tests.support.bare_client import BareClient, open_client
@@ -266,6 +267,27 @@ async def test_a_subscription_is_told_of_the_reset_and_gets_every_new_packet_onc
             assert reset.cursor is not None or reset.since is not None
             assert seen == [packet.packet_id for packet in kept + lost] + [reset] + [p.packet_id for p in new]
             assert reader.statistics.log_resets == 1
+
+
+@pytest.mark.req("T-104", "R-154")
+async def test_what_goes_from_a_tx_to_an_rx_through_the_loss_comes_once_and_in_order(
+    tmp_path: Path, database: Copied
+):
+    patient = TxRxSettings(message_delivery_timeout=100.0)
+    texts = [b"%d" % number for number in range(60)]
+    with running(RelayProcess(tmp_path, database_url=database.url, workers=2)) as relay:
+        address, rx = await serve(f"relay:{relay.ws}#/test/1/lost/proto", bytes, settings=patient)
+        async with asyncio.timeout(100), rx, await dial(address, bytes, settings=patient) as tx:
+            for number, text in enumerate(texts):
+                if number == 20:
+                    await database.copy()
+                if number == 40:
+                    await database.put_back()
+                # Some are on their way when the log is replaced.
+                await tx.send(text) if number % 20 < 15 else tx.post(text)
+            await tx.drain()
+            assert [await rx.recv() for _ in texts] == texts
+            assert not rx.unread
 
 
 @pytest.mark.req("R-154", "R-339")

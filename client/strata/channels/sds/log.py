@@ -24,7 +24,9 @@ __all__ = ["NO_HORIZON", "KnownIds", "LoggedMessage", "MessageLog", "SortedKeys"
 Key = tuple[int, str]
 _CHUNK = 512
 _MAX_LOOKS = 1_024
-"""How many of the oldest ids are looked at to find one that may be forgotten."""
+"""How many of the oldest ids are looked at at a time to find one that may be forgotten."""
+_MOST_BEYOND = 0.1
+"""How many ids beyond the capacity, as a share of it, are kept while none is found that may be forgotten."""
 NO_HORIZON = -1
 """A horizon below every Lamport time: no id has been forgotten yet."""
 
@@ -260,9 +262,12 @@ class KnownIds:
         forgotten: list[str] = []
         while len(self._known) > self._capacity:
             places = range(min(_MAX_LOOKS, len(self._arrivals)))
-            at = next((at for at in places if self._may_go(self._arrivals[at], clock, reading, kept)), 0)
-            message_id = self._arrivals[at]
-            del self._arrivals[at]
+            at = next((at for at in places if self._may_go(self._arrivals[at], clock, reading, kept)), None)
+            if at is None and len(self._known) <= (1 + _MOST_BEYOND) * self._capacity:
+                self._arrivals.rotate(-len(places))  # the next ones are looked at next time
+                break
+            message_id = self._arrivals[at or 0]
+            del self._arrivals[at or 0]
             lamport, _ = self._known.pop(message_id, (0, 0))
             if lamport <= clock:
                 self.horizon = max(self.horizon, lamport)

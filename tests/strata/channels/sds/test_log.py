@@ -33,7 +33,7 @@ def test_sorted_keys_are_a_sorted_list(
 
 
 def test_sorted_keys_in_many_chunks() -> None:
-    made, naive = SortedKeys(), [(number, "") for number in range(5_000)]
+    made, naive = SortedKeys(), [(number, "") for number in range(2_000)]
     shuffled = naive.copy()
     random.Random(1).shuffle(shuffled)
     for key in shuffled:
@@ -86,6 +86,31 @@ def test_while_a_store_is_read_the_ids_of_later_messages_are_kept() -> None:
     assert known.trim(100, reading=30, kept={"3"}) == ["4"]
     known.add("5", 40, 5)
     assert (known.trim(100), known.horizon) == (["0"], 90)
+
+
+@pytest.mark.parametrize("later", [1_100, 4_096])
+def test_however_many_ids_of_later_messages_there_are_what_is_still_to_be_read_is_taken(later: int) -> None:
+    known = KnownIds(10_000)
+    for number in range(later):
+        known.add(f"ours {number}", 10**6, number)
+    for number in range(12_000):
+        known.add(f"{number}", number, later + number)
+        known.trim(10**6, reading=number)
+        assert known.horizon < number
+        assert len(known._known) <= 11_000
+    assert all(f"ours {number}" in known for number in range(later))
+    for number in range(12_000, 30_000):
+        known.add(f"{number}", 10**6 + number, later + number)
+        known.trim(10**7)
+    assert len(known._known) == 10_000 and "ours 0" not in known
+
+
+def test_ids_of_later_messages_without_end_are_forgotten_all_the_same() -> None:
+    known = KnownIds(1_000)
+    for number in range(2_000):
+        known.add(f"{number}", 10**6, number)
+        known.trim(10**6, reading=5)
+    assert len(known._known) <= 1_100 and known.horizon == 10**6
 
 
 PARAMETERS = BloomParameters(10_000, 0.001)

@@ -16,9 +16,9 @@ A sender begins a new stream with each connection. It numbers its streams from 1
 
 A receiver takes a new random name each time it begins to serve, so that it never mistakes the traffic of an
 earlier receiver, which a relay may still hold, for its own. It begins with a Welcome to everybody: a sender
-with nothing pending forgets the receiver before, which may have been killed. What is pending stays with that
-one, because only that one can tell whether it was taken. A topic must have only one receiver; a second one
-would also answer.
+with nothing pending forgets the receiver before, which may have been killed. So does a sender whose relay was
+away. What is pending stays with that receiver, because only it can tell whether it was taken. A topic must
+have only one receiver; a second one would also answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from strata.channels.connecting import connect
+from strata.channels.connecting import Relay, connect
 from strata.protocol.errors import StrataError
 from strata.protocol.ids import Identity, Signer
 from strata.relays.connection import Options
@@ -46,6 +46,7 @@ from strata.txrx.errors import SendError, TxRxClosed, TxRxIOError
 from strata.txrx.frames import HEADER_BYTES, encode_header
 from strata.txrx.queue import RxQueue
 from strata.txrx.receiving import ReceiverCounters, ReceivingLink, Sessions
+from strata.txrx.returns import ReturnChannel
 from strata.txrx.settings import TxRxSettings
 
 if TYPE_CHECKING:
@@ -97,12 +98,18 @@ class _Line:
         self._address = address
         self._end = end
         self._stack = contextlib.AsyncExitStack()
+        self._relay: Relay | None = None
         self.channel: ReliableChannel
+
+    @property
+    def connections(self) -> int:
+        """How often the relay was connected to: what was said in between may not have been heard."""
+        return 0 if self._relay is None else self._relay.statistics.connections
 
     async def open(self) -> None:
         """Open both. Raises `StrataError`. If it is cancelled, nothing stays open."""
         end = self._end
-        relay = connect(
+        relay = self._relay = connect(
             self._address.url,
             identity=end.identity or Identity.generate(),
             ssl=end.ssl,
@@ -207,19 +214,29 @@ class RelayTx(SessionTx[M]):
         if told is None:
             return
         kind, session, receiver, rest = told
-        if kind == _WELCOME and session == _EVERYBODY:
-            self._follow(receiver)
+        carrier = self._carrier
+        if (
+            kind == _WELCOME
+            and session == _EVERYBODY
+            and carrier is not None
+            and carrier.receiver != receiver
+        ):
+            self._ask_anew(carrier)
         if session != self._session.session_id:
             return
         if kind == _WELCOME and self._welcome is not None and not self._welcome.done():
             self._welcome.set_result(receiver)
-        elif kind == _ANSWER and self._carrier is not None and self._carrier.receiver == receiver:
-            self._carrier.heard(rest)
+        elif kind == _ANSWER and carrier is not None and carrier.receiver == receiver:
+            carrier.heard(rest)
 
-    def _follow(self, receiver: int) -> None:
-        """Ask anew who receives, before the next message: another receiver has begun."""
-        carrier = self._carrier
-        if carrier is not None and carrier.receiver != receiver and not self._session.pending:
+    def _do_post(self, message: M, return_channel: ReturnChannel[M] | None) -> SendError[M] | None:
+        if self._carrier is not None and self._carrier.connections != self._line.connections:
+            self._ask_anew(self._carrier)
+        return super()._do_post(message, return_channel)
+
+    def _ask_anew(self, carrier: _Carrier[M]) -> None:
+        """Ask who receives before the next message, if none is pending: another receiver may have begun."""
+        if not self._session.pending:
             carrier.abort()
 
     async def close(self) -> list[SendError[M]]:
@@ -249,6 +266,7 @@ class _Carrier(Generic[M]):
         self, owner: RelayTx[M], channel: ReliableChannel, session: int, receiver: int, stream: int
     ) -> None:
         self.receiver = receiver
+        self.connections = owner._line.connections
         self._owner = owner
         self._core = owner._session
         self._channel = channel

@@ -86,6 +86,8 @@ class Channel:
 class Line(_Line):
     """Replaces a relay and a channel on it: a new channel each time it is opened."""
 
+    connections = 1
+
     def __init__(self, *channels: Channel, members: tuple[str, ...] = ()) -> None:
         super().__init__(ADDRESS, RelayEnd(members=members))
         self.channels = list(channels)
@@ -235,6 +237,27 @@ async def test_a_sender_with_nothing_pending_goes_on_with_the_receiver_that_foll
     joined(ours, next_one)
     second = await receiver(next_one)
     await asyncio.sleep(0.1)
+    async with asyncio.timeout(8):
+        for text in (b"two", b"three"):
+            await tx.send(text)
+            assert await second.recv() == text
+    await tx.close()
+    await second.join()
+
+
+@pytest.mark.req("T-062", "T-104")
+async def test_a_sender_asks_anew_who_receives_when_its_relay_was_away_meanwhile() -> None:
+    ours, killed, next_one = Channel(), Channel(), Channel()
+    joined(ours, killed)
+    tx, first = sender(ours), await receiver(killed)
+    await tx.send(b"one")
+    for task in first._service.tasks:
+        task.cancel()
+    next_one.to = None  # its first words are not heard
+    second = await receiver(next_one)
+    await asyncio.sleep(0.1)
+    joined(ours, next_one)
+    tx._line.connections += 1  # type: ignore[misc]
     async with asyncio.timeout(8):
         for text in (b"two", b"three"):
             await tx.send(text)

@@ -185,6 +185,24 @@ test("a past state of an author's keys goes on from what is known, whatever orde
   }
 });
 
+test("what comes again after going back pushes nothing out that is remembered", async () => {
+  const me = await Identity.generate();
+  const made = await Promise.all(Array.from({ length: 8 }, (_, n) => build(me, { type: "POST", n })));
+  const inspector = new Inspector(new Query(), { ...DEFAULT_OPTIONS, dedupPackets: 4 }, new Statistics(), undefined);
+  const passed = async (some: typeof made, turn: number) => {
+    const ids: string[] = [];
+    for (const { canonical: packet, packetId, timestamp: receivedAt } of some) {
+      const candidate = inspector.read({ packet, receivedAt, annotations: undefined, turn } as Candidate["event"]);
+      if (candidate !== undefined && (await inspector.judge(candidate)) !== undefined) ids.push(packetId);
+    }
+    return ids;
+  };
+  const ids = made.map(({ packetId }) => packetId);
+  assert.deepEqual(await passed(made.slice(0, 6), 0), ids.slice(0, 6));
+  assert.deepEqual(await passed(made, 1), [...ids.slice(0, 2), ...ids.slice(6)], "the first two were forgotten");
+  assert.deepEqual(await passed(made.slice(6), 1), []);
+});
+
 test("a packet that came late from a relay's peer was asked for", async () => {
   const packet = await build(await Identity.generate(), { type: "POST" });
   const event = { packet: packet.canonical, receivedAt: packet.timestamp - 5000, annotations: undefined };

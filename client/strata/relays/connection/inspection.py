@@ -44,7 +44,9 @@ class Inspector:
 
     Call `read` and then `judge`, or `inspect` for both at once. With a `KeyRing` an author's key events are
     applied first (R-075); without one, only the key in the author's DID counts. The inspector remembers the
-    ids of the last `Options.dedup_packets` packets it passed, about 150 bytes each.
+    ids of the last `Options.dedup_packets` packets it passed, about 150 bytes each. When the stream has gone
+    back, it keeps those that it remembers then: what comes again comes in the old order, and would push out
+    each of them before its turn.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class Inspector:
         self._statistics = statistics
         self._keys = keys
         self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._turn = 0
+        self._before_turn: frozenset[bytes] = frozenset()
 
     def inspect(self, event: QueuedEvent) -> Delivery | None:
         """The event as a delivery, or None if it must not be delivered. Takes about 80 µs, mostly crypto.
@@ -76,10 +80,12 @@ class Inspector:
                 # Malformed by our rules: the author's doing if the id is right, the relay's if not.
                 self._statistics.events_forged += not id_holds(bytes(event.packet))
             return None
+        if event.turn != self._turn:
+            self._turn, self._before_turn = event.turn, frozenset(self._seen)
         # Before the signature, which costs eight times as much as everything else. The id was recomputed and
         # the remembered packet was verified, so a forged signature cannot hide a packet from us.
-        if packet.digest in self._seen:
-            self._seen.move_to_end(packet.digest)
+        if packet.digest in self._seen or packet.digest in self._before_turn:
+            self._remember(packet)
             self._statistics.events_repeated += 1
             return None
         if not self._query.matches(packet, event.received_at, by_receipt=event.by_receipt):
@@ -96,11 +102,15 @@ class Inspector:
         except InvalidPacket as error:
             self._count(error, candidate)
             return None
-        self._seen[packet.digest] = None
-        if len(self._seen) > self._window:
-            self._seen.popitem(last=False)
+        self._remember(packet)
         self._statistics.events_delivered += 1
         return Delivery(packet, event.received_at, event.cursor, event.live, candidate.origin_type)
+
+    def _remember(self, packet: Packet) -> None:
+        self._seen[packet.digest] = None
+        self._seen.move_to_end(packet.digest)
+        if len(self._seen) > self._window:
+            self._seen.popitem(last=False)
 
     def _verify(self, candidate: Candidate) -> bool:
         """Check the packet as of its time of receipt (R-336, R-337); False if keys are wanted first."""

@@ -35,6 +35,8 @@ class QueuedEvent(NamedTuple):
     """The size of the whole message: cursor and annotations may be larger than the packet."""
     by_receipt: bool = False
     """Whether the relay was asked to apply the bounds on the time of receipt."""
+    turn: int = 0
+    """How often the stream had gone back before: what was delivered may come again."""
 
 
 def possible_time(received_at: int) -> int:

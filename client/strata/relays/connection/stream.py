@@ -106,7 +106,7 @@ class Stream:
         self._parked: RequestRefused | None = None
         self._anonymous = False
         self._queue = EventQueue(options)
-        self._resets = 0
+        self._resets = self._turns = 0
         self._delivered = 0
         self._attempt = 0
         self._position = query.cursor
@@ -214,6 +214,8 @@ class Stream:
         self._behind = True
         self.wire_id = None
         self.wake_at = math.inf
+        if self._position is None:  # then everything is read again
+            self._turns += 1
         if self.phase in (Phase.HISTORY, Phase.LIVE):
             self._move(Phase.WAITING)
 
@@ -413,6 +415,7 @@ class Stream:
     def _turn_back(self, refusal: RequestRefused) -> bool:
         """Resume from the last good place; False if there is none."""
         self._circle = Circle()
+        self._turns += 1
         lost = self._asked_position
         if refusal.detail != "log_reset" or lost is None:
             return self._fall_back()
@@ -460,6 +463,7 @@ class Stream:
             now,
             size_bytes,
             self._by_receipt,
+            self._turns,
         )
         self._queue.put(event)
         # If a relay's clock is ahead and then corrected, what it receives afterwards must not be skipped.

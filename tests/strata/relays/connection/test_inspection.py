@@ -58,6 +58,21 @@ def forms(packet, mode):
     return form.packet, canonical.parse(form.annotations)[0]
 
 
+@pytest.mark.req("R-116", "R-339")
+def test_what_comes_again_after_going_back_pushes_nothing_out_that_is_remembered():
+    inspector = Inspector(Query(), Options(dedup_packets=4), Statistics())
+    made = [packets.build(ME, {"type": "POST", "n": n}, timestamp=START) for n in range(8)]
+
+    def passed(some, *, turn):
+        events = [QueuedEvent(Raw(each.canonical), START, "c", True, turn=turn) for each in some]
+        return [each.packet for each in map(inspector.inspect, events) if each is not None]
+
+    assert passed(made[:6], turn=0) == made[:6]
+    # The first two are forgotten; the others are not, though the first two come before them.
+    assert passed(made, turn=1) == [*made[:2], *made[6:]]
+    assert passed(made[6:], turn=1) == []
+
+
 @pytest.mark.req("R-209", "R-212")
 @pytest.mark.parametrize("mode", ["rewrite", "annotate"])
 def test_a_downgrade_that_is_told_is_no_offence(reader, mode):

@@ -186,6 +186,8 @@ def test_after_events_the_fallback_reaches_back_a_day_and_five_minutes():
     bench.receive(wire.Error(code="invalid_cursor", reason="-", subscription_id=bench.state.wire_id), 1)
     (again,) = bench.sent()
     assert again.filters.since == NOW - 86_400 - 300 and again.filters.cursor is None
+    bench.event("d1")
+    assert [event.turn for event in bench.state.waiting()] == [0, 1]
 
 
 @pytest.mark.req("R-339")

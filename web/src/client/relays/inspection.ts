@@ -23,10 +23,14 @@ export const KEYS_WANTED = "keys_wanted";
 /**
  * Checks the events of one subscription; a packet that fails is dropped and counted, never delivered.
  *
- * With a `KeyRing` an author's key events are applied first; without one, only the key in the author's DID counts.
+ * With a `KeyRing` an author's key events are applied first; without one, only the key in the author's DID counts. The
+ * inspector remembers the ids of the last `dedupPackets` packets it passed. When the stream has gone back, it keeps those
+ * that it remembers then: what comes again comes in the old order, and would push out each of them before its turn.
  */
 export class Inspector {
   private readonly seen = new Set<string>();
+  private turn = 0;
+  private beforeTurn: ReadonlySet<string> = new Set();
 
   constructor(
     private readonly query: Query,
@@ -48,10 +52,14 @@ export class Inspector {
       return undefined;
     }
     const { packetId } = candidate.packet;
+    if (event.turn !== this.turn) {
+      this.turn = event.turn;
+      this.beforeTurn = new Set(this.seen);
+    }
     // Before the signature check, which costs more than all the rest. The id is recomputed and the remembered packet
     // was verified, so a forged signature cannot hide a packet from us.
-    if (this.seen.delete(packetId)) {
-      this.seen.add(packetId);
+    if (this.seen.has(packetId) || this.beforeTurn.has(packetId)) {
+      this.remember(packetId);
       this.statistics.eventsRepeated++;
       return undefined;
     }
@@ -73,11 +81,16 @@ export class Inspector {
       this.count(error, (await this.keys?.hasAllKeys(packet.authorId, event.receivedAt)) ?? false);
       return undefined;
     }
-    this.seen.add(packet.packetId);
-    if (this.seen.size > this.options.dedupPackets) this.seen.delete(this.seen.values().next().value as string);
+    this.remember(packet.packetId);
     this.statistics.eventsDelivered++;
     const { receivedAt, cursor, live } = event;
     return { packet, receivedAt, cursor, live, originType };
+  }
+
+  private remember(packetId: string): void {
+    this.seen.delete(packetId);
+    this.seen.add(packetId);
+    if (this.seen.size > this.options.dedupPackets) this.seen.delete(this.seen.values().next().value as string);
   }
 
   /** Count a failed packet. `hasAllKeys` says whether the relay has given all keys of the packet's author. */

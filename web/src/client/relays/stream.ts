@@ -65,6 +65,8 @@ export interface QueuedEvent {
   readonly length: number;
   /** Whether the relay was asked to apply the bounds on the time of receipt. */
   readonly byReceipt: boolean;
+  /** How often the stream had gone back before: what was delivered may come again. */
+  readonly turn: number;
 }
 
 /** Notice of a reset, at its place between two events. */
@@ -101,6 +103,7 @@ export class Stream {
   private gapless = false;
   private marked = false;
   private byReceipt = false;
+  private turns = 0;
   private behind = true;
   private pageLimit = 0;
   private pageEvents = 0;
@@ -212,6 +215,7 @@ export class Stream {
     this.behind = true;
     this.wireId = undefined;
     this.wakeAt = Infinity;
+    if (this.position === undefined) this.turns++; // then everything is read again
     if (this.phase === "history" || this.phase === "live") this.move("waiting");
   }
 
@@ -415,6 +419,7 @@ export class Stream {
   private turnBack(refusal: RequestRefused): boolean {
     this.landmark = undefined;
     this.pages = 0;
+    this.turns++;
     const lost = this.askedPosition;
     if (refusal.detail !== "log_reset" || lost === undefined) return this.fallBack();
     this.resets++;
@@ -457,6 +462,7 @@ export class Stream {
       arrivedAt: now,
       length,
       byReceipt: this.byReceipt,
+      turn: this.turns,
     });
     this.queuedBytes += length + EVENT_OVERHEAD_BYTES;
     // If a relay's clock is ahead, what it receives after the clock is corrected must not be skipped.

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from relayd import failpoints
-from relayd.admission.failing import FailingTogether
 from relayd.admission.pipeline import Admission
 from relayd.admission.refusals import NOT_IN_TIME, NOT_STORABLE
 from relayd.admission.request import PublishRequest
+from relayd.crowds import Crowd
 from relayd.faults import Faults
 from relayd.feed.tail import Tail
 from relayd.identity.authors import DECISIVE_TYPES
@@ -44,7 +44,9 @@ class Commits:
         self._metrics = metrics
         self._on_flush = on_flush
         self._faults = faults
-        self._failing = FailingTogether(slices, admission.failed, on_flush)
+        self._late: Crowd[PublishRequest] = Crowd(
+            slices, lambda request: admission.failed(request, NOT_IN_TIME), faults, after=on_flush
+        )
 
     def committed(
         self, appended: Appended, batch: Sequence[tuple[NewPacket, PublishRequest]], seconds: float
@@ -89,4 +91,5 @@ class Commits:
         """The database did not answer in time (R-200); an append in flight may still have taken effect.
 
         With many others it is answered in one of the next turns of the loop."""
-        self._failing.put(request, NOT_IN_TIME)
+        self._late.members[request] = None
+        self._late.go_on()

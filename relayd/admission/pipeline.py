@@ -32,7 +32,6 @@ from relayd import failpoints
 from relayd.admission.budgets import TrustBudgets
 from relayd.admission.checker import Checker, is_dear
 from relayd.admission.checks import to_store
-from relayd.admission.holding import HeldPublishers
 from relayd.admission.knowledge import Knowledge, missing_for
 from relayd.admission.lanes import Lanes
 from relayd.admission.last_checks import LastChecks
@@ -43,6 +42,7 @@ from relayd.admission.refusals import FAULT, KEYS_CHANGED, QUEUE_FULL, UNAVAILAB
 from relayd.admission.repeats import DuplicateIndex, Repeat, Repeats, is_told_origin
 from relayd.admission.request import Publisher, PublishRequest, PublishVerdict
 from relayd.admission.verify import VerifyPool
+from relayd.crowds import Crowd
 from relayd.faults import Faults
 from relayd.identity.directory import Identities
 from relayd.logs import get_logger
@@ -120,7 +120,12 @@ class Admission:
         self._on_refused = on_refused
         self._apart = apart
         self._knowledge = Knowledge(identities, clock)
-        self._held = HeldPublishers(self._slices, self.is_full, faults)
+        self._held: Crowd[Publisher] = Crowd(
+            self._slices,
+            lambda publisher: publisher.room_again(),
+            faults,
+            may_go_on=lambda: not self.is_full(),
+        )
         self._repeats = Repeats(
             log,
             told=lambda request, repeat: self._step(request, functools.partial(self._looked_up, repeat)),
@@ -213,11 +218,11 @@ class Admission:
 
     def hold(self, publisher: Publisher) -> None:
         """Notify this publisher once when there is room again."""
-        self._held.add(publisher)
+        self._held.members[publisher] = None
 
     def release(self, publisher: Publisher) -> None:
         """The publisher is gone: do not notify it."""
-        self._held.discard(publisher)
+        self._held.members.pop(publisher, None)
 
     def _route(self, request: PublishRequest) -> None:
         """Send an examined packet on: to the threads, to be looked up, or to its answer."""
@@ -316,7 +321,8 @@ class Admission:
         self.pending -= 1
         self.pending_bytes -= request.held_bytes
         self._last_checks.settled(request, stored_at)
-        self._held.tell()
+        if self._held.members:
+            self._guarded(self._held.go_on)
         # A stored packet bars its author's next packets until the feed has applied it.
         if request.change is not None and stored_at is None:
             self._lanes.unbar(request)

@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from strata.protocol.errors import InvalidPacket
@@ -177,30 +177,39 @@ class Identities:
         ]
 
     async def resolve(
-        self, did: str, worked: Callable[[float], None] = lambda seconds: None, payer: Hashable = None
+        self,
+        did: str,
+        worked: Callable[[float], None] = lambda seconds: None,
+        place: Callable[[float], float] = lambda now: now,
     ) -> KeyChain:
         """The DID's chain, loaded if need be; that of an unknown DID resolves no key. Raises `StoreError`.
 
-        Chains are read in turns of the payers; callers without one share a line. `worked` is called as by
-        `load`. Cancelling this does not stop a read under way: others may wait for it.
+        Few chains are read at a time, those of who owes least first: `place` says when nothing will be owed
+        any more (`ReadingTurns`). `worked` is called as by `load`. Cancelling this does not stop a read under
+        way: others may wait for it.
         """
         while (chain := self.chain(did)) is None:
             if did not in self._loading:
-                await self._begin_in_turn(did, worked, payer)
+                await self._begin_in_turn(did, worked, place)
             else:
                 await self.load([did])
         return chain
 
-    async def _begin_in_turn(self, did: str, worked: Callable[[float], None], payer: Hashable) -> None:
-        """Start a read of this DID when it is the payer's turn, unless another has done so meanwhile."""
-        turn = await self._turns.begin(payer)
-        if did in self._loading or self.chain(did) is not None:
-            self._turns.end(turn, 0.0)
-            return
-        began = time.monotonic()
-        self._begin([did], lambda _, seconds: worked(seconds))
-        # The turn lasts as long as the read, even if nobody waits for it any more.
-        self._loading[did].done.add_done_callback(lambda _: self._turns.end(turn, time.monotonic() - began))
+    async def _begin_in_turn(
+        self, did: str, worked: Callable[[float], None], place: Callable[[float], float]
+    ) -> None:
+        """Start a read of this DID when it is its turn, unless another has done so meanwhile."""
+        over = await self._turns.begin(place)
+        try:
+            if did in self._loading or self.chain(did) is not None:
+                over.cancel()
+                return
+            self._begin([did], lambda _, seconds: worked(seconds))
+            # The turn lasts as long as the read, even if nobody waits for it any more.
+            self._loading[did].done.add_done_callback(lambda _: over.cancel())
+        except BaseException:
+            over.cancel()
+            raise
 
     async def load(self, dids: Iterable[str], worked: Callable[[str, float], None] = _for_nobody) -> None:
         """Read these DIDs' chains and manifests, in as few reads as possible.

@@ -74,7 +74,7 @@ async def maintain(settings: Settings, store: Store, faults: Faults) -> None:
     await asyncio.sleep(0 if settings.retention_requires_archive else _MAINTENANCE_INTERVAL)
     while True:
         try:
-            await store.maintain(int(time.time()))
+            await store.maintain()
         except StoreError as error:
             _log.warning("maintenance_failed", problem=problem_of(error))
         except Exception as error:

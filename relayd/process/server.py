@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -196,7 +195,7 @@ async def _serve(
         upstreams = read_peers(settings.peers_file, own_id=identity.did)
         numbers = await store.register_peers([(peer.relay_id, peer.url) for peer in upstreams])
         if not settings.retention_requires_archive:
-            await store.maintain(int(time.time()))
+            await store.maintain()
         place = None if post is None else post.place
         ledger = None if place is None else Ledger(place.number)
         machines = machines_of(settings, place)

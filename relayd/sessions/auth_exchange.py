@@ -18,7 +18,6 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Hashable
 from typing import Final, Protocol
 
 from strata.protocol.errors import ErrorCode, InvalidMessage
@@ -47,11 +46,6 @@ _RESOLVE_TIMEOUT: Final = 4.0
 """How long looking up an identity may take: less than clients wait for an answer (R-280, R-295)."""
 
 
-_REVIEWS: Final = "reviews"
-"""The line in which keys of open sessions are read again: in a peer's own line, its many AUTHs would put off
-the end of a session whose key was revoked."""
-
-
 class AuthenticatingPeer(Protocol):
     """A connection, as seen by its AUTHs."""
 
@@ -74,9 +68,8 @@ class AuthenticatingPeer(Protocol):
     def checked_for(self, seconds: float) -> None:
         """Charge processor time that a thread spent for this peer."""
 
-    @property
-    def payer(self) -> Hashable:
-        """The account that takes turns with others for this peer."""
+    def turn(self, now: float) -> float:
+        """The place of its expensive work among that of others; lowest first. `now` is monotonic."""
 
 
 class AuthExchange:
@@ -195,7 +188,8 @@ class AuthExchange:
     async def _load(self, proof: Proof, identity: str) -> None:
         try:
             async with asyncio.timeout(_RESOLVE_TIMEOUT):
-                chain = await self._keys_of(identity, _REVIEWS)
+                # Not in the peer's turn: its AUTHs would put off the end of a session whose key is revoked.
+                chain = await self._relay.identities.resolve(identity, self._connection.checked_for)
         except (StoreError, TimeoutError):
             return  # the next review asks again
         except Exception as error:
@@ -205,10 +199,6 @@ class AuthExchange:
             self._review = None
         if proof is self._proof:  # the session has not authenticated again meanwhile
             self._judge(proof, chain)
-
-    async def _keys_of(self, did: str, line: Hashable) -> KeyChain:
-        """The keys of an identity, read in turn in this line and at this peer's charge."""
-        return await self._relay.identities.resolve(did, self._connection.checked_for, line)
 
     def _judge(self, proof: Proof, chain: KeyChain) -> None:
         now = self._relay.clock()
@@ -268,7 +258,8 @@ class AuthExchange:
             if failpoints.ARMED:
                 await failpoints.reached("sessions.auth")
             async with asyncio.timeout(_RESOLVE_TIMEOUT):
-                keys = await self._keys_of(attempt.author_id, self._connection.payer)
+                peer = self._connection
+                keys = await relay.identities.resolve(attempt.author_id, peer.checked_for, peer.turn)
             now = relay.clock()
             proof = verify_attempt(attempt, keys, now)
             self._proved(proof, keys, now)

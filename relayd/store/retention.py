@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from relayd.store.identities import INDEXED
 from relayd.store.queries import HEAD
 from relayd.store.types import RELAY_DESCRIPTOR
 
-__all__ = ["Retention", "Swept"]
+__all__ = ["Retention", "Swept", "agreed_now"]
 
 _log = get_logger("relayd.store.retention")
 
@@ -97,6 +98,21 @@ _MOVE = {
         " WHERE i.sequence IN (SELECT sequence FROM packets_kept UNION ALL SELECT sequence FROM tombstones)"
     ),
 }
+
+
+_CLOCKS_APART = 3600
+"""Seconds of difference that are worth a line in our log."""
+
+
+async def agreed_now(connection: asyncpg.Connection[Any]) -> int:
+    """The earlier of this machine's clock and the database's, in Unix seconds: one of them may be far ahead,
+    and must not drop days."""
+    here = int(time.time())
+    there: int = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::bigint")
+    if abs(here - there) > _CLOCKS_APART:
+        consequence = "retention goes by the earlier one"
+        _log.warning("clocks_differ", database_ahead_seconds=there - here, consequence=consequence)
+    return min(here, there)
 
 
 class Swept(NamedTuple):

@@ -25,7 +25,7 @@ from relayd.store.migrate import check_revision
 from relayd.store.moderation import MODERATION_CHANNEL, Moderation
 from relayd.store.peers import register_peers, register_peers_over
 from relayd.store.reader import Reader
-from relayd.store.retention import Retention, Swept
+from relayd.store.retention import Retention, Swept, agreed_now
 from relayd.store.roll import RollCall
 from relayd.store.safety import check_safety
 from relayd.store.sizes import Sizes, read_sizes
@@ -366,12 +366,15 @@ class Store:
         if self._bus is not None:
             self._bus.report(report)
 
-    async def maintain(self, now: int) -> Swept:
+    async def maintain(self, now: int | None = None) -> Swept:
         """Make the coming day's partitions and drop what is past retention; run it every few minutes.
 
+        It is done as of `now`, by default as of the earlier of this machine's and the database's clock.
         If days must be proven to be archived, that takes some seconds for a million packets.
         """
         async with self._chore("relayd maintenance") as connection:
+            if now is None:
+                now = await agreed_now(connection)
             return await self._retention.sweep(connection, now)
 
     async def register_peers(self, peers: Sequence[tuple[str, str]]) -> dict[str, int]:

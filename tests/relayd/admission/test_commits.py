@@ -86,7 +86,7 @@ async def test_a_packet_that_was_not_stored_in_time_is_answered_and_written(comm
 
 @pytest.mark.req("R-192", "R-200")
 async def test_many_packets_that_were_not_stored_in_time_are_answered_a_few_at_a_time(said, commits):
-    commits._failing._slices.seconds = 0.0  # a turn of the loop has time for one of them
+    commits._late._slices.seconds = 0.0  # a turn of the loop has time for one of them
     for number in range(50):
         commits.not_stored(number)
     for turn in range(1, 200):

@@ -196,13 +196,20 @@ async def test_who_has_many_chains_read_waits_behind_itself(log):
     identities = directory(log)
     await identities.open()
     log.gate.clear()
-    many = [asyncio.create_task(identities.resolve(who.did, payer="many")) for who in people]
+    owed = [0.0]
+
+    def work(seconds: float) -> None:
+        owed[0] += 10.0
+
+    many = [
+        asyncio.create_task(identities.resolve(who.did, work, lambda now: now + owed[0])) for who in people
+    ]
     await reading(log, 2)
-    another = asyncio.create_task(identities.resolve(BOB.did, payer="another"))
+    another = asyncio.create_task(identities.resolve(BOB.did))
     await reading(log, 2)
     log.gate.set()
     await asyncio.gather(another, *many)
-    assert [BOB.did] in log.reads[2:4]
+    assert [BOB.did] in log.reads[2:4] and len(log.reads) == 21
 
 
 async def test_a_turn_to_read_a_chain_lasts_as_long_as_the_read_though_who_asked_has_gone(log):
@@ -212,9 +219,7 @@ async def test_a_turn_to_read_a_chain_lasts_as_long_as_the_read_though_who_asked
     identities = directory(log)
     await identities.open()
     log.gate.clear()
-    first, second, third, fourth = (
-        asyncio.create_task(identities.resolve(who.did, payer="one")) for who in people
-    )
+    first, second, third, fourth = (asyncio.create_task(identities.resolve(who.did)) for who in people)
     await reading(log, 2)
     first.cancel()
     third.cancel()

@@ -456,7 +456,8 @@ class World:
         admission = self.relay.admission
         await self.until(lambda: not admission.pending, "a publish is pending")
         assert admission.pending_bytes == 0
-        assert not admission._lanes._changing and not admission._lanes._barred and not admission._held
+        assert not admission._lanes._changing and not admission._lanes._barred
+        assert not admission._held.members
         assert not admission._last_checks._budgets._on_their_way
         assert self.relay.writer.pending == self.relay.writer.pending_bytes == 0
         packet = self.post(Identity(bytes([5]) * 32))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
+import structlog
 from msgspec.structs import replace
 from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES
@@ -68,6 +70,21 @@ async def test_old_days_go_and_exempt_types_stay_at_their_place(database, packet
         assert isinstance(stored, StoredPacket) and stored.body == packet(2).body
         assert isinstance(await store.by_id(packet(0).packet_id, now), Gone)
         assert await store.maintain(now) == Swept(0, 0)
+
+
+@pytest.mark.req("R-309")
+@pytest.mark.parametrize("days_ahead", [400, -400])
+async def test_a_clock_that_is_far_wrong_drops_nothing(database, packet, monkeypatch, days_ahead):
+    today = int(time.time())
+    async with await Store.open(database, retention_days=30) as store:
+        for n in (5, 0):
+            await store.append([packet(n)], today - n * DAY_SECONDS)
+        monkeypatch.setattr(time, "time", lambda: today + days_ahead * DAY_SECONDS)
+        with structlog.testing.capture_logs() as lines:
+            assert (await store.maintain()).days == 0
+        assert [line["event"] for line in lines] == ["clocks_differ"]
+        assert await bodies(store, now=today) == [packet(5).body, packet(0).body]
+        assert (await store.maintain(today + 400 * DAY_SECONDS)).days >= 1, "it would have been dropped"
 
 
 @pytest.mark.req("R-309", "R-236")

@@ -100,6 +100,16 @@ def test_a_false_statement_in_a_footer_is_told_with_file_group_and_column(path, 
     assert found.startswith(f"row group 0: column {column}: "), found
 
 
+def test_what_cannot_be_checked_is_a_fault_and_the_file_is_read(path):
+    order = {"1I": 2, "2B": False, "3B": False}
+    change(path, lambda footer, _: footer["4A"][1].update({"4A": [order]}))
+    change(path, lambda footer, _: chunk(footer, "author_id")["3R"].update({"14L": 4, "15I": 99}))
+    check_footer(path)
+    assert len(told(path)) == 1 + len(ROWS.column_names)
+    assert told(path)[0] == "row group 0: column author_id: it has a bloom filter"
+    assert told(path)[1] == "row group 1: column sequence: its row group is said to be sorted"
+
+
 def test_a_query_sees_less_than_such_a_file_holds(path):
     edit = set_bounds("timestamp", max=number(1), old_max=number(1))
     query = f"SELECT count(*) FROM read_parquet('{path}') WHERE timestamp BETWEEN 5 AND 9"

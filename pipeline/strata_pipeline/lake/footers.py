@@ -14,7 +14,7 @@ import functools
 import io
 import os
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final, Literal
+from typing import Annotated, Any, BinaryIO, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -100,10 +100,9 @@ class ColumnData(Told, frozen=True):
     dictionary_at: Annotated[int, Meta(gt=0)] | None = field(default=None, name="11L")
     statistics: Statistics | None = field(default=None, name="12R")
     encoding_counts: list[EncodingCount] | None = field(default=None, name="13A")
+    bloom_filter_at: int | None = field(default=None, name="14L")
     sizes: _Sized | None = field(default=None, name="16R")
     index_page_at: None = field(default=None, name="10L")
-    bloom_filter_at: None = field(default=None, name="14L")
-    bloom_filter_bytes: None = field(default=None, name="15I")
 
     @property
     def begins_at(self) -> int:
@@ -136,10 +135,10 @@ class RowGroup(Told, frozen=True):
     columns: list[Chunk] = field(name="1A")
     raw_size: int = field(name="2L")
     rows: Count = field(name="3L")
+    sorted_by: list[Any] | None = field(default=None, name="4A")
     begins_at: int | None = field(default=None, name="5L")
     size: int | None = field(default=None, name="6L")
     ordinal: int | None = field(default=None, name="7H")
-    sorted_by: None = field(default=None, name="4A")
 
 
 class _Nothing(Told, frozen=True):

@@ -59,6 +59,11 @@ def _false_columns(
     columns: list[_Column] = []
     faults = []
     for chunk in group.columns:
+        # Readers believe these, no writer of a lake writes them, and whether they are true is not checked.
+        if chunk.data.bloom_filter_at is not None:
+            faults.append((chunk.name, "it has a bloom filter"))
+        if group.sorted_by:
+            faults.append((chunk.name, "its row group is said to be sorted"))
         try:
             pages = pages_of(file, chunk)
             columns.append(_Column(chunk, pages, bounds_of(file, chunk, pages)))

@@ -169,6 +169,15 @@ def test_an_index_of_pages_that_is_false_is_told(path, what):
     assert found.startswith("row group 0: column body: its ") and found.count("index") + found.count("page")
 
 
+def test_a_huge_index_is_refused_before_it_is_read(path):
+    def edit(footer: dict[str, Any], body: bytearray) -> None:
+        chunk(footer, "body").update({"4L": len(body), "5I": 8 * 2**20 + 1})
+        body += bytes(8 * 2**20 + 1)
+
+    change(path, edit)
+    assert told(path) == ["row group 0: column body: its index has 8388609 bytes, and may have 8388608"]
+
+
 def test_false_statistics_in_the_header_of_a_page_are_told(tmp_path):
     path = tmp_path / "rows.parquet"
     pq.write_table(ROWS, path)

@@ -24,6 +24,8 @@ _HEADER_BYTES: Final = (512, 32 * 2**10)
 _DICTIONARY = 2
 _AS_COUNTED: Final = {3: 0}
 """Some programs count the later kind of data pages as the first."""
+_INDEX_BYTES: Final = 8 * 2**20
+"""The most bytes of an index, which has two values of 64 bytes for each page."""
 
 
 class _DataPage(Told, frozen=True):
@@ -182,6 +184,8 @@ def _check_offsets(file: BinaryIO, chunk: Chunk, pages: Sequence[Page]) -> None:
 
 
 def _read(file: BinaryIO, at: int, size: int) -> dict[str, object]:
+    if size > _INDEX_BYTES:
+        raise ValueError(f"its index has {size} bytes, and may have {_INDEX_BYTES}")
     file.seek(at)
     told, end = decode(file.read(size))
     if end != size:

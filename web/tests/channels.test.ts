@@ -514,6 +514,22 @@ test("a relay is read less and less often while the browser has no room for what
   }
 });
 
+test("messages that the store has no room for leave nothing behind", async (context) => {
+  const kept = memoryChannelStore();
+  let isFull = true;
+  const store = { ...kept, add: (...all: Parameters<typeof kept.add>) => (isFull ? Promise.reject(new Error("no room")) : kept.add(...all)) };
+  const world = new World();
+  const { channel } = await participant(context, world.relay(), { store, syncEvery: 1000, resendAfter: 1000 });
+  for (let number = 0; number < 20; number++) await assert.rejects(channel.send(utf8("no")), /no room/);
+  assert.equal(channel["sds"]["outgoingBuffer"].length, 0);
+  isFull = false;
+  await channel.send(utf8("yes"));
+  const other = await participant(context, world.relay());
+  await until(() => other.handed.length === 1, "what has room comes");
+  assert.deepEqual([other.handed, other.channel.status.missing, channel.status.missing], [["yes"], 0, 0]);
+  await until(() => channel.status.unacknowledged === 0, "it is acknowledged");
+});
+
 for (const [error, isFinal] of [
   [new RequestRefused("unauthenticated", "who?"), true],
   [new MissingCapability("publish", new Set()), true],

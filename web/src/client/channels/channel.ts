@@ -23,7 +23,7 @@ import type { Packet } from "../protocol/packets.js";
 import type { Delivery, FetchOptions } from "../relays/values.js";
 import { Acknowledging } from "./acknowledging.js";
 import { asMessage, beyond, type Entry, inOrder, makeEntry, nextOwnTime, stored } from "./entry.js";
-import { credible, decodeMessage, messageContent, readEnvelope, readMessage, repairContent, timeOfSending } from "./envelope.js";
+import { credible, decodeMessage, dismissal, messageContent, readEnvelope, readMessage, repairContent, timeOfSending } from "./envelope.js";
 import { Forgotten } from "./forgotten.js";
 import { History } from "./history.js";
 import { Search, withPlace } from "./search.js";
@@ -134,6 +134,8 @@ export class ReliableChannel {
           return { success: true, ...(entry.hint === undefined ? {} : { retrievalHint: entry.hint }) };
         } catch (error) {
           outcome = error as Error;
+          this.history.settle(message.messageId);
+          this.sds.pushIncomingMessage(dismissal(message), undefined);
           return { success: false };
         }
       });

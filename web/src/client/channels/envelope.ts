@@ -10,7 +10,7 @@
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
-import { ContentMessage, type EphemeralMessage, Message, type SyncMessage } from "@waku/sds";
+import { ContentMessage, type EphemeralMessage, Message, SyncMessage } from "@waku/sds";
 
 import { base64Length } from "../protocol/bytes.js";
 import { isObject, type JsonObject } from "../protocol/json.js";
@@ -94,6 +94,11 @@ export function credible(message: ContentMessage, now: number): ContentMessage {
   const { messageId, channelId, senderId, causalHistory, bloomFilter, content, repairRequest, retrievalHint } = message;
   const parts = [bloomFilter, content, repairRequest, retrievalHint] as const;
   return new ContentMessage(messageId, channelId, senderId, causalHistory, BigInt(now), ...parts);
+}
+
+/** A sync that acknowledges one message: the package has no other way to drop an own message that could not be kept. */
+export function dismissal({ messageId, channelId, lamportTimestamp }: ContentMessage): SyncMessage {
+  return new SyncMessage(`dropped-${messageId}`, channelId, "", [{ messageId }], lamportTimestamp, undefined, undefined);
 }
 
 /** When a message was sent, by its signer's clock; undefined if more than a day ahead of `now` (Unix milliseconds). */

@@ -179,6 +179,10 @@ class RelayTx(SessionTx[M]):
         self._line = _Line(address, end)
         self._listening: asyncio.Task[None] | None = None
         self._welcome: asyncio.Future[int] | None = None
+        self._latest: int | None = None
+        """The receiver that began last, as far as is known."""
+        self._other: int | None = None
+        """A receiver that answered instead: it may be one that was killed, whose answer was late."""
         self._streams = 0
         self._carrier: _Carrier[M] | None = None
 
@@ -189,16 +193,25 @@ class RelayTx(SessionTx[M]):
                 await self._line.open()
                 self._listening = asyncio.create_task(self._listen(), name=f"listen {self._address}")
             session, stream = self._session.session_id, self._streams + 1
-            self._welcome = asyncio.get_running_loop().create_future()
-            while not self._welcome.done():
-                await self._line.channel.send_ephemeral(_message(_HELLO, session, stream))
-                await asyncio.wait([self._welcome], timeout=_HELLO_SECONDS)
+            self._other = None
+            receiver = self._latest = await self._ask(session, stream)
             self._streams = stream
-            receiver = self._welcome.result()
             self._carrier = _Carrier(self, self._line.channel, session, receiver, stream)
         except StrataError as error:
             raise ConnectionError(str(error)) from error
         self._connected(self._carrier)
+
+    async def _ask(self, session: int, stream: int) -> int:
+        """Ask who receives until a receiver answers. Raises `StrataError`."""
+        welcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._welcome = welcome
+        while not welcome.done():
+            other = self._other
+            await self._line.channel.send_ephemeral(_message(_HELLO, session, stream))
+            await asyncio.wait([welcome], timeout=_HELLO_SECONDS)
+            if other is not None and not welcome.done():
+                welcome.set_result(other)  # the one that began last is silent
+        return welcome.result()
 
     async def _listen(self) -> None:
         try:
@@ -215,22 +228,23 @@ class RelayTx(SessionTx[M]):
             return
         kind, session, receiver, rest = told
         carrier = self._carrier
-        if (
-            kind == _WELCOME
-            and session == _EVERYBODY
-            and carrier is not None
-            and carrier.receiver != receiver
-        ):
-            self._ask_anew(carrier)
+        if kind == _WELCOME and session == _EVERYBODY:
+            self._latest = receiver
+            if carrier is not None and carrier.receiver != receiver:
+                self._ask_anew(carrier)
         if session != self._session.session_id:
             return
         if kind == _WELCOME and self._welcome is not None and not self._welcome.done():
-            self._welcome.set_result(receiver)
+            if self._latest in (None, receiver):
+                self._welcome.set_result(receiver)
+            else:
+                self._other = receiver
         elif kind == _ANSWER and carrier is not None and carrier.receiver == receiver:
             carrier.heard(rest)
 
     def _do_post(self, message: M, return_channel: ReturnChannel[M] | None) -> SendError[M] | None:
         if self._carrier is not None and self._carrier.connections != self._line.connections:
+            self._latest = None
             self._ask_anew(self._carrier)
         return super()._do_post(message, return_channel)
 

@@ -508,6 +508,29 @@ async def test_a_sender_goes_by_what_its_own_receiver_says_to_it() -> None:
 
 
 @pytest.mark.req("T-097", "T-104")
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_late_welcome_of_a_receiver_that_another_has_followed_counts_if_that_one_is_silent(
+    answers: bool,
+) -> None:
+    theirs = Channel()
+    tx, desk = sender(theirs, settings=TxRxSettings(message_delivery_timeout=8.0)), Desk(theirs)
+    async with asyncio.timeout(7):
+        first = tx.try_post(b"one")
+        await desk.hello()
+        desk.say(_WELCOME, session=0)
+        desk.say(_WELCOME, receiver=1)
+        await desk.hello()
+        if answers:
+            desk.say(_WELCOME)
+        else:
+            desk.receiver = 1
+        assert await desk.piece() == (1, 0, encode_header(desk.session) + framed(0, b"one"))
+        desk.acknowledge(0)
+        assert await first is None
+    assert await tx.close() == []
+
+
+@pytest.mark.req("T-097", "T-104")
 async def test_a_sender_that_nobody_answers_asks_now_and_then() -> None:
     theirs = Channel()
     tx, desk = sender(theirs, settings=TxRxSettings(message_delivery_timeout=20.0)), Desk(theirs)

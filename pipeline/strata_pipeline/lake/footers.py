@@ -2,8 +2,7 @@
 
 pyarrow reads any footer, and some damaged ones end the process, which no handler can prevent: if a column has
 another type than in the schema, for example. Readers also differ in what they believe: one finds a column by
-its place and another one by its name, one takes the number of rows from here and another one from there. What
-some readers would use to skip rows, and no writer of a lake writes, is refused.
+its place and another one by its name, one takes the number of rows from here and another one from there.
 
 Whether its statistics are those of the rows is for `lake.statistics` to find out.
 """
@@ -56,8 +55,8 @@ _Sizes = list[Count]
 
 
 class Told(Struct, frozen=True):
-    """A struct of Parquet, with the members that we know; readers skip others. A member of type None is one
-    by which some readers would skip or order rows, or not read them: no writer of a lake writes it."""
+    """A struct of Parquet, with the members that we know; readers skip others. A member of type None must not
+    be there: with it, the rows are elsewhere."""
 
 
 class Statistics(Told, frozen=True):

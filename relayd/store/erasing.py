@@ -12,7 +12,8 @@ interrupted is started again, and what was erased already is not looked at twice
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import asyncpg
@@ -26,7 +27,7 @@ from relayd.store.columns import string_key
 from relayd.store.connection import connected
 from relayd.store.moderation import Ruling, ring, take_turn, write
 
-__all__ = ["EMPTY_ROWS", "PUT_TOMBSTONES", "SPARED", "Erased", "Eraser"]
+__all__ = ["EMPTY_ROWS", "PUT_TOMBSTONES", "SPARED", "Erased", "Eraser", "one_batch"]
 
 _BATCH: Final = 500
 SPARED: Final = [string_key(type_) for type_ in sorted(IDENTITY_TYPES)]
@@ -124,7 +125,7 @@ class Eraser:
     async def _one_batch(
         self, connection: asyncpg.Connection[Any], ruling: Ruling, after: int, now: int
     ) -> list[asyncpg.Record]:
-        async with connection.transaction():
+        async with one_batch(connection):
             rows: list[asyncpg.Record]
             if ruling.kind is Kind.PACKET:
                 rows = await connection.fetch(_BY_ID, [bytes.fromhex(ruling.subject[2:])], SPARED)
@@ -141,16 +142,23 @@ class Eraser:
             await take_turn(connection)
             await write(connection, ruling, Act.ERASE, now)
             await ring(connection)
-            if failpoints.ARMED:
-                await failpoints.reached("store.erase.before_commit")
-        if failpoints.ARMED:
-            await failpoints.reached("store.erase.after_commit")
         return rows
 
     def _tombstone(self, row: asyncpg.Record, now: int) -> bytes:
         sequence, received_at, packet_id = row
         name, at = told_place(packet_id, received_at)
         return sign_tombstone(Tombstone(name, sequence, at, now, self._signer.did), self._signer)
+
+
+@contextlib.asynccontextmanager
+async def one_batch(connection: asyncpg.Connection[Any]) -> AsyncIterator[None]:
+    """The transaction of a batch."""
+    async with connection.transaction():
+        yield
+        if failpoints.ARMED:
+            await failpoints.reached("store.erase.before_commit")
+    if failpoints.ARMED:
+        await failpoints.reached("store.erase.after_commit")
 
 
 async def _spared(connection: asyncpg.Connection[Any], kind: Kind, subject: str) -> int:

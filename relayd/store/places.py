@@ -27,10 +27,9 @@ from strata.protocol.lake import day_of, day_text
 from strata.protocol.places import PacketPlace
 from strata.protocol.tombstones import Tombstone, sign_tombstone, told_place
 
-from relayd import failpoints
 from relayd.moderation import Act, Kind
 from relayd.store.connection import connected
-from relayd.store.erasing import EMPTY_ROWS, PUT_TOMBSTONES, SPARED
+from relayd.store.erasing import EMPTY_ROWS, PUT_TOMBSTONES, SPARED, one_batch
 from relayd.store.moderation import Ruling, ring, take_turn, write_all
 from relayd.store.queries import HEAD
 
@@ -213,15 +212,11 @@ class PlaceEraser:
             for some in self._batches(places):
                 # Signed beforehand: the log waits as long as the transaction lasts.
                 stones = [self._tombstone(place, now) for place in some]
-                async with connection.transaction():
+                async with one_batch(connection):
                     await connection.execute(_LOCK)
                     known = await _known(connection, some, f"{_ROWS} FOR UPDATE")
                     fates = _judged(some, known, done)
                     await _write(connection, some, stones, fates, known, ruling, now)
-                    if failpoints.ARMED:
-                        await failpoints.reached("store.erase.before_commit")
-                if failpoints.ARMED:
-                    await failpoints.reached("store.erase.after_commit")
                 # An earlier run may have been interrupted before it came to the tables.
                 tables |= {
                     known.rows[place.sequence].table

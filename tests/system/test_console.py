@@ -463,6 +463,7 @@ async def test_a_relay_that_is_away_for_an_hour_is_told_and_asked_for_nothing_th
         assert not re.search(r"\b(h|days)\)", await page.inner_text(".topics .hint"))
         await page.get_by_role("link", name="of two words").click()
         await says(page, "Understood: type of two words.")
+        await page.locator(".list .row").first.wait_for()
         assert await rows(page) == of([packet])
         house.relay.kill()
         try:

@@ -183,7 +183,9 @@ async def test_a_peer_that_forges_is_barred_until_it_is_forgiven(tmp_path):
         honest(event), packet=Raw(bytes(event.packet).replace(b"hello", b"hallo"))
     )
     async with reading(tmp_path, upstream) as (relay, fake):
-        peer = await peer_comes_to(relay.process, lambda peer: peer["state"] == "barred")
+        peer = await peer_comes_to(
+            relay.process, lambda peer: peer["state"] == "barred" and peer["barred_until"] is not None
+        )
         assert (peer["standing"], peer["score"] < 0.3) == ("blacklisted", True)
         await fake.abandoned.wait()
         assert await ids_at(relay.process, [author.did]) == []
@@ -313,6 +315,8 @@ async def test_a_peer_that_names_packets_and_sends_none_is_barred(tmp_path):
             assert (found["need"], found["withheld"], found["brought"]) == (3, 3, 0), found
             if n < 3:
                 await peer_comes_to(relay.process, partial(_has_offences, n))
-        peer = await peer_comes_to(relay.process, lambda peer: peer["state"] == "barred")
+        peer = await peer_comes_to(
+            relay.process, lambda peer: peer["state"] == "barred" and peer["barred_until"] is not None
+        )
         assert peer["barred_until"] > time.time() + 3000
         assert len(await ids_at(relay.process, [author.did])) == 1

@@ -56,7 +56,10 @@ OWN_SHARE = 0.9
 # What the daily loop runs: the library and the daemon, without the slow tests.
 UNITS = ("strata", "relayd", "test_layout.py")
 SLOW_FOLDERS = ("strata/tools",)
-SLOW_FILES = ("crashes.py", "embedded.py", "hostile.py", "hostile_relay.py", "model.py", "simulation.py")
+SLOW_FILES = (
+    "bad_input.py", "bus.py", "crashes.py", "embedded.py", "hostile.py", "hostile_relay.py", "left_behind.py",
+    "model.py", "otel.py", "parsing_apart.py", "simulation.py", "workers.py", "worlds.py",
+)  # fmt: skip
 DATABASES = frozenset({"server"})
 """Fixtures that start PostgreSQL."""
 

@@ -24,7 +24,7 @@ from strata.protocol.lake import Manifest, day_text, parse_day
 from strata_pipeline.errors import LakeBusy, LakeError, UsageError
 from strata_pipeline.lake.checking import batch_name
 from strata_pipeline.lake.delta_commits import encode_commit, read_commit
-from strata_pipeline.lake.delta_places import DeltaPlace, delta_log, place_of
+from strata_pipeline.lake.delta_places import DeltaOnDisk, DeltaPlace, delta_log, place_of
 from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.schemas import schema
 
@@ -110,7 +110,7 @@ def published_files(lake: Path, version: int | None = None) -> list[Path]:
 
 def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None) -> Published:
     version = place.version()
-    if days is not None and not days and version is not None:
+    if days is not None and not days and version is not None and isinstance(place, DeltaOnDisk):
         done = _publish_gained(lake, place, version)
         if done is not None:
             return done
@@ -156,7 +156,7 @@ def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None) -> 
     return Published(table.version(), last, len(added), len(removed), sum(rows.values()))
 
 
-def _publish_gained(lake: AnyLake, place: DeltaPlace, version: int) -> Published | None:
+def _publish_gained(lake: AnyLake, place: DeltaOnDisk, version: int) -> Published | None:
     """Add the batches that the chain has gained since the last commit, without reading older ones.
 
     Return None if that commit is not ours, or if the batches do not lie in their own folders, because a day

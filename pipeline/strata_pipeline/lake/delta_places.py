@@ -26,7 +26,7 @@ from strata_pipeline.lake.layout import batch_path, span_of
 from strata_pipeline.lake.object_lake import DELTA_LOG, ObjectLake
 from strata_pipeline.lake.places import AnyLake
 
-__all__ = ["DeltaPlace", "delta_log", "place_of"]
+__all__ = ["DeltaOnDisk", "DeltaPlace", "delta_log", "place_of"]
 
 _BOUNDED = ("sequence", "received_at", "timestamp")
 """The columns by whose least and greatest values a reader may skip a file."""
@@ -61,9 +61,6 @@ class DeltaPlace(Protocol):
     def commit(self, version: int) -> bytes:
         """The commit of a version, as the log has it."""
 
-    def put_commit(self, version: int, text: bytes) -> bool:
-        """Put the commit of a version, whole and durably; return False if there is one already."""
-
     def failed(self, error: OSError) -> Exception:
         """The error to raise if the log could not be reached."""
 
@@ -77,14 +74,10 @@ class DeltaPlace(Protocol):
         """The files of these days up to the end of the chain, by their names in the log; None for known ones,
         which are not opened. Raises `LakeError`."""
 
-    def batch(self, span: Span) -> list[AddAction] | None:
-        """The files of a batch with these sequences; None if it has no folder of its own, or folders do not
-        decide what counts. Raises `LakeError`."""
-
 
 def place_of(lake: AnyLake) -> DeltaPlace:
     """The place of the Delta log of a lake."""
-    return _InBucket(lake) if isinstance(lake, ObjectLake) else _OnDisk(lake)
+    return _InBucket(lake) if isinstance(lake, ObjectLake) else DeltaOnDisk(lake)
 
 
 def delta_log(lake: Lake) -> Path:
@@ -92,7 +85,12 @@ def delta_log(lake: Lake) -> Path:
     return lake.packets / PurePosixPath(DELTA_LOG).name
 
 
-class _OnDisk:
+class DeltaOnDisk:
+    """A folder beside those of the days. Folders decide what counts, so what a batch adds is in its own.
+
+    In a bucket only listings of days say which objects count.
+    """
+
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self.table = str(lake.packets)
@@ -111,6 +109,7 @@ class _OnDisk:
         return Path(self.log, _commit_name(version)).read_bytes()
 
     def put_commit(self, version: int, text: bytes) -> bool:
+        """Put the commit of a version, whole and durably; return False if there is one already."""
         try:
             files.write_new(Path(self.log, _commit_name(version)), text)
         except LakeError:
@@ -142,6 +141,7 @@ class _OnDisk:
         return found
 
     def batch(self, span: Span) -> list[AddAction] | None:
+        """The files of a batch with these sequences; None if it has no own folder. Raises `LakeError`."""
         folder = self._lake.packets / batch_path(span)
         if not folder.is_dir():
             return None
@@ -172,9 +172,6 @@ class _InBucket:
     def commit(self, version: int) -> bytes:
         return self._lake.store.get(f"{DELTA_LOG}/{_commit_name(version)}")
 
-    def put_commit(self, version: int, text: bytes) -> bool:
-        return self._lake.store.put_new(f"{DELTA_LOG}/{_commit_name(version)}", text)
-
     def failed(self, error: OSError) -> Exception:
         told = " ".join(_decoration.sub("", str(error)).split())
         return StoreError(f"the object store, at {self.log}: {told}")
@@ -196,9 +193,6 @@ class _InBucket:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             actions = dict(zip(new, pool.map(self._action, map(objects.__getitem__, new)), strict=True))
         return {name: actions.get(name) for name in objects}
-
-    def batch(self, span: Span) -> list[AddAction] | None:
-        return None  # objects in the folder do not necessarily count
 
     def _action(self, one: StoredObject) -> AddAction:
         where = self._lake.store.url(one.name)

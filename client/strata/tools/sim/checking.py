@@ -107,8 +107,8 @@ class Evidence:
     _sent: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     _taken: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
     """By program: the messages that it took, each with its place in their order."""
-    _taken_before: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """By program: the messages that it had taken when it lost its disk."""
+    _had_before: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """By program: the messages that it had taken, or had on its disk, when it lost that disk."""
     _chunks: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _acknowledged: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     """By sender: those of its chunks that it heard another participant name, and when it first did."""
@@ -201,9 +201,16 @@ class Evidence:
         """Whether a program has this message, with its present disk."""
         return request_id in self._taken[name] or (name, request_id) in self._in_hand
 
-    def forget(self, name: str) -> None:
-        """Note that a program starts anew: it has forgotten all that it took and was about to send."""
-        self._taken_before[name].update(self._taken[name])
+    def forget(self, name: str, held: Callable[[str], bool]) -> None:
+        """Note that a program starts anew: it has forgotten all that it took and was about to send.
+
+        `held` says whether an SDS message was on the lost disk: it may have been acknowledged from there,
+        while the program was still busy with earlier messages.
+        """
+        self._had_before[name].update(self._taken[name])
+        self._had_before[name].update(
+            request_id for request_id, chunks in self._chunks.items() if chunks and all(map(held, chunks))
+        )
         self._taken[name] = {}
         for request_id, (sender, _) in self._sent.items():
             if sender == name and request_id not in self._delivered:
@@ -379,7 +386,7 @@ class Evidence:
             self.problems.append(f"{sender} was told {request_id} is delivered, and nobody has it")
 
     def _has_had(self, name: str, request_id: str) -> bool:
-        return self.has_taken(name, request_id) or request_id in self._taken_before.get(name, ())
+        return self.has_taken(name, request_id) or request_id in self._had_before.get(name, ())
 
     def _blame(self, kind: str, problem: str) -> None:
         """Report a problem; of many problems of one kind, the first few and the number of the others."""

@@ -181,9 +181,9 @@ class SimParticipant:
     def lose_disk(self) -> None:
         """Lose the disk too: the next life knows nothing."""
         self.counts["disk_losses"] += 1
-        self._disk = Disk()
+        lost, self._disk = self._disk, Disk()
         self.received.clear()
-        self._evidence.forget(self.name)
+        self._evidence.forget(self.name, lost.content.holds)
 
     def fall_asleep(self) -> None:
         """Close the lid: nothing runs, no message arrives, and wall time goes on. Idempotent."""

@@ -153,7 +153,7 @@ class Simulation:
         participant.kill()
         self.network.counts["devices_lost"] += 1
         self.participants.remove(participant)
-        self.evidence.forget(participant.name)
+        self.evidence.forget(participant.name, participant.disk.content.holds)
 
     def play(self, count: int) -> float:
         """Put the first `count` messages of the recorded conversation into the relays.

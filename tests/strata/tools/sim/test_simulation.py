@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from strata.channels.persistence.interface import PersistenceClosed, Put, StorageFull
+from strata.channels.reliable.events import ReliableMessageDelivered
 from strata.tools.sim import (
     Deadlock,
     Faults,
@@ -18,6 +19,7 @@ from strata.tools.sim import (
 from strata.tools.sim.disk import Disk, SimStore
 from strata.tools.sim.faults import FaultCounts
 from strata.tools.sim.loop import VirtualLoop, virtual_time
+from strata.tools.sim.worlds import run_world
 
 
 async def chat(run):
@@ -75,6 +77,34 @@ def test_a_log_that_differs_is_noticed():
 
     with pytest.raises(SimulationFailed, match="differs"):
         simulate(forked, seed=1)
+
+
+def test_a_message_on_a_disk_that_is_lost_was_delivered():
+    """The only device that had it was lost while its program was still busy with earlier messages."""
+    report = run_world(91_031, "devices")
+    assert report.checks.delivered_events > 0 and report.faults["devices_lost"] > 0
+
+
+@pytest.mark.parametrize("receives", [True, False])
+def test_a_delivery_to_a_device_that_is_lost_needs_the_message_on_its_disk(receives):
+    async def last_words(run):
+        await chat(run)
+        other = run.participants[1]
+        if not receives:
+            run.network.part(other.name)
+        request_id = await run.participants[0].send(b"last words")
+        await asyncio.sleep(60)
+        run.evidence._taken[other.name].pop(request_id, None)  # as if its program had been busy
+        run.lose(other)
+        if not receives:
+            event = ReliableMessageDelivered(request_id=request_id, message_id="")
+            run.evidence._told_delivered("p0", event)
+
+    if receives:
+        simulate(last_words, seed=1, participants=2)
+    else:
+        with pytest.raises(SimulationFailed, match="nobody has it"):
+            simulate(last_words, seed=1, participants=2)
 
 
 def test_a_scenario_that_raises_names_its_seed():

@@ -160,7 +160,9 @@ def _needs_spark(item: pytest.Item) -> bool:
 
 
 def _is_unit(item: pytest.Item) -> bool:
-    return _may_be_unit(item.path) and DATABASES.isdisjoint(getattr(item, "fixturenames", ()))
+    if not _may_be_unit(item.path) or item.get_closest_marker("slow"):
+        return False
+    return DATABASES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 @functools.cache

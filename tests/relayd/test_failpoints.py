@@ -27,6 +27,7 @@ def calls(tree: ast.AST) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_each_place_is_one_place_in_the_code_and_asks_first_whether_it_is_armed():
     found: Counter[str] = Counter()
     guarded: Counter[str] = Counter()

@@ -115,7 +115,7 @@ class Logs(RuleBasedStateMachine):
             assert self.lineage.holds(self.lineage.mark(place), len(self.log))
 
 
-TestLogs = Logs.TestCase
+TestLogs = pytest.mark.slow(Logs.TestCase)
 TestLogs.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
 
 

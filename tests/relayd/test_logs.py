@@ -156,6 +156,7 @@ def test_a_traceback_shows_no_values_of_variables(stream, log_format):
     assert "hunter222" not in said
 
 
+@pytest.mark.slow
 def test_a_relay_does_not_load_what_draws_tracebacks():
     code = "import sys, relayd.process.workers; print('structlog' in sys.modules, 'rich' in sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -153,6 +153,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_workers_add_up_what_they_count(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PARENT)

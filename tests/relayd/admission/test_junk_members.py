@@ -191,6 +191,7 @@ async def log_by_key(key: bytes) -> None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.req("R-039", "R-253")
 @settings(max_examples=150, deadline=None)
 @given(junk())

@@ -367,6 +367,7 @@ async def test_a_key_that_ends_before_its_packet_is_committed_is_no_key(rig):
 KINDS = ("post", "post", "add", "revoke", "elsewhere", "by second")
 
 
+@pytest.mark.slow
 @pytest.mark.req("R-074", "R-133", "R-192")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(KINDS)), max_size=20))

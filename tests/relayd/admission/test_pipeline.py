@@ -113,6 +113,7 @@ async def test_a_packet_whose_parser_is_lost_is_answered_and_the_next_one_is_sto
     await rig.close()
 
 
+@pytest.mark.slow
 @pytest.mark.req("R-321")
 @pytest.mark.parametrize("value", [[], {}, {"a": 0}, [0], [[[]]], 1.5, "ab", "y" * 1500, 0])
 @pytest.mark.parametrize("size", [2_000, 60_000])
@@ -361,6 +362,7 @@ def _raw(kind: str, number: int) -> bytes:
     return made(number)
 
 
+@pytest.mark.slow
 @pytest.mark.req("R-133", "R-192")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(KINDS)), max_size=25))

@@ -231,6 +231,7 @@ def test_dev_cert_says_how_to_use_what_it_made(tmp_path):
     assert (again.exit_code, "exists already" in again.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_whole_log_moves_from_one_database_to_another(tmp_path):
     identity = Identity.from_seed(bytes(32))
     made = [
@@ -296,6 +297,7 @@ def test_a_relay_that_cannot_tell_where_it_is_serves_all_the_same(monkeypatch):
     assert forgotten == [True]
 
 
+@pytest.mark.slow
 def test_migrate_is_idempotent(tmp_path):
     for _ in range(2):
         done = relayd("migrate", "--data-dir", tmp_path / "data")

@@ -262,7 +262,7 @@ TestSeams = pytest.mark.req(
     "R-175",
     "R-177",
     "R-178",
-)(Seams.TestCase)
+)(pytest.mark.slow(Seams.TestCase))
 TestSeams.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 
 

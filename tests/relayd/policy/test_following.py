@@ -180,6 +180,7 @@ async def test_a_ruling_of_the_same_number_after_a_failover_is_followed():
     assert rig.closed == [["one-1"]]
 
 
+@pytest.mark.slow
 async def test_it_follows_without_being_told_and_while_the_database_was_away():
     rig = Rig()
     running = asyncio.create_task(rig.follower.run())

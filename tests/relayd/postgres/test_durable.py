@@ -14,6 +14,7 @@ from relayd.postgres import EmbeddedPostgres, binaries
 from relayd.postgres.durable import make_durable
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is synced")
 def test_a_new_database_is_durable_before_it_takes_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data_dir = tmp_path / "new" / "data"

@@ -243,6 +243,7 @@ def test_a_database_that_is_away_and_a_fault_of_ours_end_the_comparison():
     in_made_time(work)
 
 
+@pytest.mark.slow
 def test_answers_fit_the_frame_and_the_account_pays_for_what_is_read():
     async def work() -> None:
         relay = MadeRelay(count=7000, most_items=10_000)

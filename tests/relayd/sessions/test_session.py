@@ -567,6 +567,7 @@ members = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(max_size=60) | members.map(lambda m: json.dumps(m).encode()), max_size=30))
 def test_whatever_a_peer_sends_comes_out_as_one_action(frames):
     peer = session(max_subscriptions=3)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from relayd.config import Settings
 from relayd.tracing.traces import open_target
 
@@ -13,6 +15,7 @@ def test_without_a_collector_there_is_nothing_to_trace_with():
     assert open_target(Settings(), "did:strata:relay", lambda what, n: None) is None
 
 
+@pytest.mark.slow
 def test_the_daemon_starts_without_opentelemetry():
     program = (
         "import sys, relayd.process.daemon, relayd.cli;"

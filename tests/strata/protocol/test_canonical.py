@@ -102,6 +102,7 @@ def spellings(character: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.req("R-009", "R-011")
 def test_no_spelling_of_a_character_is_shorter_than_the_one_the_fast_path_writes() -> None:
     # Half of the proof that equal length means nothing was dropped; numbers are the other half.

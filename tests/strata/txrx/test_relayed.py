@@ -121,6 +121,7 @@ async def receiver(
     return RelayRx(ADDRESS, BytesCodec(), settings, line)
 
 
+@pytest.mark.slow
 @pytest.mark.req("T-104")
 async def test_what_the_channel_brings_of_others_than_the_members_is_not_handed_over() -> None:
     alice, mallory, ours = Channel("did:a:alice"), Channel("did:a:mallory"), Channel("did:a:rx")
@@ -143,6 +144,7 @@ async def test_what_the_channel_brings_of_others_than_the_members_is_not_handed_
     assert error is not None and error.delivery is DeliveryStatus.NOT_DELIVERED
 
 
+@pytest.mark.slow
 @pytest.mark.req("T-065", "T-104")
 async def test_a_message_posted_while_an_answer_is_read_counts_from_there() -> None:
     ours, theirs = Channel(), Channel()
@@ -266,6 +268,7 @@ async def test_a_sender_asks_anew_who_receives_when_its_relay_was_away_meanwhile
     await second.join()
 
 
+@pytest.mark.slow
 @pytest.mark.req("T-062", "T-104")
 async def test_what_is_pending_does_not_go_to_a_receiver_that_begins_meanwhile() -> None:
     ours, theirs, other = Channel(), Channel(), Channel("did:a:2")
@@ -507,6 +510,7 @@ async def test_a_sender_goes_by_what_its_own_receiver_says_to_it() -> None:
     assert (await desk.heard())[0] == _BYE
 
 
+@pytest.mark.slow
 @pytest.mark.req("T-097", "T-104")
 @pytest.mark.parametrize("answers", [True, False])
 async def test_a_late_welcome_of_a_receiver_that_another_has_followed_counts_if_that_one_is_silent(
@@ -530,6 +534,7 @@ async def test_a_late_welcome_of_a_receiver_that_another_has_followed_counts_if_
     assert await tx.close() == []
 
 
+@pytest.mark.slow
 @pytest.mark.req("T-097", "T-104")
 async def test_a_sender_that_nobody_answers_asks_now_and_then() -> None:
     theirs = Channel()
@@ -678,6 +683,7 @@ async def test_a_message_may_stop_half_way_for_as_long_as_its_sender_waits_for_i
     await rx.join()
 
 
+@pytest.mark.slow
 @pytest.mark.req("T-104")
 async def test_a_message_of_more_pieces_than_the_channel_takes_goes_as_there_is_room(
     monkeypatch: pytest.MonkeyPatch,

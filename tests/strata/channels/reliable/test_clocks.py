@@ -303,6 +303,7 @@ async def test_what_was_written_at_the_right_time_keeps_its_id_when_the_device_b
         assert len(channel.log()) == 1
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

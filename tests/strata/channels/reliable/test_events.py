@@ -474,6 +474,7 @@ async def test_of_a_message_the_chunk_that_failed_is_named_and_the_others_stay_w
 # What was received.
 
 
+@pytest.mark.slow
 @pytest.mark.req("C-046")
 @pytest.mark.parametrize("seed", range(3))
 @virtually

@@ -180,6 +180,7 @@ def told_beside_a_silent_listener(config: SdsConfig, seed: int) -> Counter[type]
     return told
 
 
+@pytest.mark.slow
 def test_beside_a_silent_listener_of_js_waku_its_profile_has_no_false_error_and_few_repeats() -> None:
     chosen = configure(None, profile="js-waku").sds
     assert chosen is not None

@@ -296,6 +296,7 @@ async def test_a_chunk_that_the_transport_never_takes_harms_no_other_message() -
     assert not dead & {entry.message_id for entry in last.causal_history}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raises", [False, True], ids=["answers", "raises at once"])
 @virtually
 async def test_refusals_cost_the_same_however_much_waits(
@@ -335,6 +336,7 @@ async def test_refusals_cost_the_same_however_much_waits(
         assert turns >= REFUSED / 2, "others had their turn in between"
 
 
+@pytest.mark.slow
 @virtually
 async def test_an_encoder_that_refuses_everything_holds_up_nobody_for_long() -> None:
     class Broken:

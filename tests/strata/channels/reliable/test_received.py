@@ -27,6 +27,7 @@ from strata.tools.sim import Faults
 from tests.support.channel_world import TOPIC, Node, Recorder, World, content_message, until, virtually
 
 
+@pytest.mark.slow
 @pytest.mark.req("C-118", "C-141")
 @virtually
 async def test_all_participants_can_sort_by_one_order_received_messages_and_their_own() -> None:
@@ -95,6 +96,7 @@ async def test_when_a_message_was_sent_is_not_what_a_strange_clock_has_made_of_t
     assert abs(late.sent_at - late.timestamp) < 2_000 < late.lamport_timestamp - late.sent_at
 
 
+@pytest.mark.slow
 @virtually
 async def test_what_was_written_offline_says_when_it_was_written_and_not_when_it_left() -> None:
     world = World()

@@ -434,6 +434,7 @@ async def crash_run(disk: Disk, crash_at: int | None, *, written: bool, hand_ove
     )
 
 
+@pytest.mark.slow
 @pytest.mark.req("C-255", "C-257", "C-296")
 @pytest.mark.parametrize("hand_over", ["once", "again"])
 @pytest.mark.parametrize("written", [False, True], ids=["before", "after"])
@@ -497,6 +498,7 @@ def start() -> Iterator[Callable[..., ShortLife]]:
         yield starting
 
 
+@pytest.mark.slow
 @pytest.mark.req("C-257", "C-255")
 @pytest.mark.parametrize("confirmations", [1, 7, 40])
 def test_after_kill_9_everything_accepted_is_sent_again_and_partial_messages_go_on(

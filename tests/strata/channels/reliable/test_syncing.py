@@ -68,6 +68,7 @@ async def test_what_is_given_up_is_lost_and_no_longer_missing_until_it_comes_aft
     await until(lambda: told[-1] == Synced(received=2, missing=0, lost=0))
 
 
+@pytest.mark.slow
 @virtually
 async def test_a_flood_is_told_of_once_a_second_and_to_the_end() -> None:
     world = World()

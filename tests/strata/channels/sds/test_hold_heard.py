@@ -53,6 +53,7 @@ def assert_causal(order: list[str], said: list[SdsMessage]) -> None:
         assert all(place[each.message_id] < at for each in message.causal_history)
 
 
+@pytest.mark.slow
 @pytest.mark.req("C-298")
 @settings(max_examples=100, deadline=None)
 @given(

@@ -16,6 +16,7 @@ T = 1_760_000_000_000
 MINUTE = 60_000
 
 
+@pytest.mark.slow
 @pytest.mark.req("C-129", "C-133", "C-135")
 @pytest.mark.parametrize(("people", "minutes"), [(1, 60), (2, 60), (10, 60), (100, 20), (1_000, 10)])
 def test_idle_traffic_does_not_grow_with_the_number_of_people(people: int, minutes: int) -> None:

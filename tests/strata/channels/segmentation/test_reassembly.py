@@ -253,6 +253,7 @@ def test_bad_bytes_are_counted_and_harm_nobody(wire: Wire) -> None:
     assert wire.reassembler.statistics.invalid == {SegmentFault.UNDECODABLE: 1, SegmentFault.HASH_LENGTH: 1}
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     st.lists(

@@ -402,6 +402,7 @@ def test_a_key_that_authenticated_once_is_asked_about_by_itself():
     assert state(unlisted, 0, T) == "key_use_not_allowed"
 
 
+@pytest.mark.slow
 def test_the_past_is_the_same_in_whatever_order_it_is_asked_for():
     """Intermediate states are cached; each must be that of its moment."""
     events = [(add(0, n + 1, valid_from=T), T + 2 * n) for n in range(12)]

@@ -257,6 +257,7 @@ async def test_get_finds_one_packet_or_none(fake, make):
         assert await relay.get(make(50).packet_id) is None
 
 
+@pytest.mark.slow
 async def test_fetch_pages_in_either_order(fake, make):
     await fake.append(*map(make, range(25)))
     # For a plain relay, silence means the end of history, and a slow machine is silent for a while too.
@@ -570,6 +571,7 @@ async def test_a_publish_that_nobody_could_answer_says_why(extended, make):
 # Event loops.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("open_one", [connect, lambda url: strata.connect_pool([url])])
 async def test_another_threads_calls_are_refused_and_change_nothing(fake, make, open_one):
     async with open_one(fake.url) as relay:

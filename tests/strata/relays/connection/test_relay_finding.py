@@ -132,6 +132,7 @@ async def test_the_history_of_any_other_relay_is_read_newest_first_until_all_hav
         assert fake.gets == []
 
 
+@pytest.mark.slow
 @pytest.mark.req("C-285")
 async def test_what_lies_before_the_window_is_not_looked_for(opened, make):
     async with opened() as fake, connect(fake.url, options=OPTIONS) as relay:
@@ -139,6 +140,7 @@ async def test_what_lies_before_the_window_is_not_looked_for(opened, make):
         assert await found(relay, [make(1).packet_id], types="POST", since=START + 3) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extensions", [FILTER, HTTP, ()], ids=["filter", "HTTP", "history"])
 async def test_what_a_relay_has_not_is_not_found_and_is_no_error(opened, make, extensions):
     async with opened(*extensions) as fake, connect(fake.url, options=OPTIONS) as relay:
@@ -168,6 +170,7 @@ def signed_by_another(packet: Packet) -> bytes:
     return json.dumps(value).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.req("C-286")
 @pytest.mark.parametrize("touch", [with_other_text, signed_by_another])
 @pytest.mark.parametrize("extensions", [FILTER, HTTP, ()], ids=["filter", "HTTP", "history"])

@@ -92,6 +92,7 @@ async def test_a_connection_that_ended_amid_a_message_is_closed_as_any_other() -
         await hang_up(ended, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.req("R-339")
 async def test_after_a_goodbye_amid_large_publishes_the_client_connects_again() -> None:
     options = strata.Options(backoff_base=0.01, backoff_cap=0.05, publish_timeout=60)

@@ -381,6 +381,7 @@ async def test_two_missed_pings_and_the_subscription_is_made_elsewhere():
         assert 60 <= replaced_at - hung_at <= 2 * 60 + 11
 
 
+@pytest.mark.slow
 @pytest.mark.req("R-342", "R-344")
 @virtual
 async def test_a_relay_that_tampers_is_blacklisted_and_not_contacted_again():
@@ -485,6 +486,7 @@ async def test_a_relay_may_keep_back_what_it_queued_and_gets_it_again_all_the_sa
         assert pool.statistics.relays_blacklisted == 0
 
 
+@pytest.mark.slow
 @pytest.mark.req("C-279")
 @virtual
 async def test_every_check_can_be_switched_off():
@@ -498,6 +500,7 @@ async def test_every_check_can_be_switched_off():
         assert sum(len(relay.queries) for relay in world.relays.values()) == 2, "the two readers' alone"
 
 
+@pytest.mark.slow
 @pytest.mark.req("R-345")
 @virtual
 async def test_relays_not_in_use_are_tried_from_time_to_time():

@@ -39,6 +39,7 @@ async def until(condition) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.req("C-270", "C-271", "C-272")
 async def test_publish_read_and_lose_a_relay(three, make):
     urls = [relay.url for relay in three]

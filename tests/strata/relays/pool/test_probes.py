@@ -58,6 +58,7 @@ def test_what_a_relay_may_have_dropped_is_not_asked_for():
     assert it.choose("a", T) is None
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_and_holds_recent_packets():
     it = known()
     for n in range(9000):

@@ -113,6 +113,7 @@ def open_and_write(path, number):
             file.write([saw(T + n)], [(f"{R}/{number}", SAVED, SCORE)], T)
 
 
+@pytest.mark.slow
 def test_several_programs_may_write_at_once(tmp_path):
     path = tmp_path / "s.db"
     context = multiprocessing.get_context("spawn")

@@ -213,3 +213,16 @@ def test_no_literal_is_unpacked_where_its_elements_could_stand():
         if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List)
     ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("tests", "package"),
+    [("strata", "client/strata"), ("relayd", "relayd"), ("pipeline", "pipeline/strata_pipeline")],
+)
+def test_tests_stand_where_their_modules_stand(tests, package):
+    """In the folder of the same name, and none with a module's name in a folder above that module's."""
+    for path in sorted((ROOT / "tests" / tests).rglob("test_*.py")):
+        folder = ROOT / package / path.parent.relative_to(ROOT / "tests" / tests)
+        name = path.name.removeprefix("test_")
+        assert folder.is_dir(), path
+        assert (folder / name).exists() or not [*folder.glob(f"*/**/{name}")], path

@@ -91,8 +91,8 @@ async def test_the_guide_of_moderation(tmp_path: Path) -> None:
                 "root (command)": "… (command)",
             },
             elsewhere={
-                "strata-pipeline find": "there is no lake; tests/pipeline/test_find.py has one",
-                "strata-pipeline erase": "there is no lake; tests/pipeline/test_find.py has one",
+                "strata-pipeline find": "there is no lake; tests/pipeline/jobs/test_find.py has one",
+                "strata-pipeline erase": "there is no lake; tests/pipeline/jobs/test_find.py has one",
             },
         )
 

@@ -17,7 +17,7 @@ from strata_pipeline.transforms import ed25519
 from tests.support import curve
 
 VECTORS = json.loads(
-    (Path(__file__).parents[1] / "strata/protocol/vectors.json").read_text("utf-8"),
+    (Path(__file__).parents[2] / "strata/protocol/vectors.json").read_text("utf-8"),
 )["ed25519"]
 
 

@@ -18,7 +18,7 @@ from strata_pipeline.jobs.audit import audit
 from strata_pipeline.lake.lake import Lake
 from typer.testing import CliRunner
 
-from tests.pipeline.test_audit import NOON, column, flip_signature
+from tests.pipeline.jobs.test_audit import NOON, column, flip_signature
 from tests.support import relay_logs
 from tests.support.toy_lakes import write_batch
 

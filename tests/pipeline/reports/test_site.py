@@ -10,7 +10,7 @@ import pytest
 from strata_pipeline.reports.page import LakeNote
 from strata_pipeline.reports.site import RelayScore, SiteFigures, render_site
 
-from tests.pipeline.test_report import figures
+from tests.pipeline.jobs.test_report import figures
 from tests.support.browsers import SCHEMES, browser, missing, watched
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

@@ -55,7 +55,7 @@ from tests.support.toy_lakes import place as sequence
 
 COMMITS = int(os.environ.get("STRATA_DELTA_COMMITS", "6"))
 """Commits between kills: a thousand take some minutes."""
-GUIDE = Path(__file__).parents[2] / "docs/guides/pipeline.md"
+GUIDE = Path(__file__).parents[3] / "docs/guides/pipeline.md"
 COLUMNS = ["sequence", "received_at", "packet_id", "size"]
 
 Reader = Callable[[Path, int], pa.Table]

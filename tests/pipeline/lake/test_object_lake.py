@@ -126,7 +126,7 @@ SCRIPT = "from tests.support.object_lakes import put_batch; put_batch({!r}, [5, 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_process_that_is_killed_as_it_commits_has_committed_or_has_not(object_server, place, moment):
     put_batch(place, [1, 2, 3], [4])
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     paths = os.pathsep.join(str(root / folder) for folder in ("client", "pipeline", "."))
     found: list[subprocess.Popen[bytes]] = []
 

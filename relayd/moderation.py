@@ -30,7 +30,7 @@ __all__ = [
     "Act",
     "Ban",
     "Bans",
-    "Closed",
+    "ClosedSession",
     "Kind",
     "LastRuling",
     "Ruled",
@@ -90,7 +90,7 @@ class Ban(NamedTuple):
         return self.expires_at is None or self.expires_at >= now
 
 
-class Closed(NamedTuple):
+class ClosedSession(NamedTuple):
     """What the log keeps about a session that an operator closed. Addresses are not kept."""
 
     identity: str | None
@@ -110,7 +110,7 @@ class Ruled(NamedTuple):
     kind: Kind | str
     subject: str
     reason: str
-    before: Ban | Closed | None
+    before: Ban | ClosedSession | None
     """The ban as it was, None if there was none; for a session, what it was."""
     after: Ban | None
     """The ban as it is from then on, None if there is none."""

@@ -25,9 +25,9 @@ from relayd.addresses import Network, parse_address, parse_network
 
 __all__ = [
     "MAX_SESSIONS",
+    "AnswerPart",
     "Answers",
     "OpenSession",
-    "Part",
     "Question",
     "Roll",
     "Selection",
@@ -121,7 +121,7 @@ class Selection:
         return self._network is None or _is_inside(session.address, self._network)
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class AnswerPart(msgspec.Struct, frozen=True, array_like=True):
     """A piece of one process's answer."""
 
     process: str
@@ -193,11 +193,11 @@ def parts_of(process: str, total: int, sessions: list[OpenSession]) -> Iterator[
     for session in sessions:
         encoded = len(_ENCODER.encode(session)) + 1
         if piece and size + encoded > _PART_BYTES:
-            yield _ENCODER.encode(Part(process, total, False, piece))
+            yield _ENCODER.encode(AnswerPart(process, total, False, piece))
             piece, size = [], 0
         piece.append(session)
         size += encoded
-    yield _ENCODER.encode(Part(process, total, True, piece))
+    yield _ENCODER.encode(AnswerPart(process, total, True, piece))
 
 
 def is_session_id(text: str) -> bool:
@@ -225,4 +225,4 @@ def _place_of(text: str) -> tuple[str, int]:
 
 
 _ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final = msgspec.json.Decoder(Part)
+_DECODER: Final = msgspec.json.Decoder(AnswerPart)

@@ -191,15 +191,27 @@ def test_the_relay_has_nothing_to_decrypt_with():
         assert "decrypt" not in text, path
 
 
-@pytest.mark.parametrize("package", ["client/strata", "relayd", "pipeline/strata_pipeline"])
-def test_a_public_class_has_a_name_of_its_own(package):
-    """One name is one thing. Only `Closed` is two: an error, and a frame of the Tx/Rx document."""
+def homes_of_classes(folder: str) -> dict[str, list[str]]:
+    """Where each public class of a folder is defined."""
     homes: dict[str, list[str]] = {}
-    for path in sorted((ROOT / package).rglob("*.py")):
+    for path in sorted((ROOT / folder).rglob("*.py")):
         for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    return homes
+
+
+@pytest.mark.parametrize("package", ["client/strata", "relayd", "pipeline/strata_pipeline"])
+def test_a_public_class_has_a_name_of_its_own(package):
+    """One name is one thing. Only `Closed` is two: an error, and a frame of the Tx/Rx document."""
+    homes = homes_of_classes(package)
     assert {name: found for name, found in homes.items() if len(found) > 1 and name != "Closed"} == {}
+
+
+@pytest.mark.parametrize("package", ["relayd", "pipeline/strata_pipeline"])
+def test_a_name_of_the_innermost_ring_is_the_same_thing_everywhere(package):
+    """All packages use `strata.protocol`, so a second class of the same name would be read as the first."""
+    assert homes_of_classes(package).keys() & homes_of_classes("client/strata/protocol").keys() == set()
 
 
 def test_no_literal_is_unpacked_where_its_elements_could_stand():

@@ -16,7 +16,14 @@ import msgspec
 from strata.relays.conduct import Aspect
 
 from relayd.faults import Faults
-from relayd.federation.comparing import RECENT_SECONDS, Comparable, Compared, CompareParts, Fetched, compare
+from relayd.federation.comparing import (
+    RECENT_SECONDS,
+    Comparable,
+    CompareParts,
+    ComparisonResult,
+    Fetched,
+    compare,
+)
 from relayd.federation.link_parts import LinkEnded
 from relayd.federation.peers_file import Upstream
 from relayd.federation.rounds import Rounds
@@ -53,7 +60,7 @@ class ComparisonTable(Protocol):
 
 
 DIFFERENCES: Final = ("brought", "known", "refused", "withheld", "have")
-"""The counts of a comparison, by their names in `Compared` and in the metric."""
+"""The counts of a comparison, by their names in `ComparisonResult` and in the metric."""
 
 
 class AntiEntropy:
@@ -147,10 +154,10 @@ class AntiEntropy:
                 began = time.monotonic()
                 found = await self._compared(peer, peer_id, link, since, withholding)
         except (LinkEnded, StoreError) as error:
-            found = Compared(since, since, problem=str(error)[:300])
+            found = ComparisonResult(since, since, problem=str(error)[:300])
             _log.info("comparison_ended", peer=peer.relay_id, problem=found.problem)
         except Exception as error:
-            found = Compared(since, since, problem="this relay failed on it")
+            found = ComparisonResult(since, since, problem="this relay failed on it")
             self._faults.caught("background", error)
         # The request is answered in any case, or it would be tried again each second.
         is_whole = found.problem is None and not found.is_cut
@@ -164,7 +171,7 @@ class AntiEntropy:
             _log.info("comparison_not_written", peer=peer.relay_id, problem=str(error))
         self._note(peer, peer_id, found, contradicts=withholding.round_ended())
 
-    def _note(self, peer: Upstream, peer_id: int, found: Compared, *, contradicts: bool) -> None:
+    def _note(self, peer: Upstream, peer_id: int, found: ComparisonResult, *, contradicts: bool) -> None:
         """One note for a comparison, of any size: packets held back must not earn a peer a good record."""
         if contradicts:
             self._noted(peer, peer_id, Aspect.PRESENCE, False)
@@ -177,8 +184,8 @@ class AntiEntropy:
 
     async def _compared(
         self, peer: Upstream, peer_id: int, link: ReadLink, since: int, withholding: Withholding
-    ) -> Compared:
-        async def told(found: Compared) -> None:
+    ) -> ComparisonResult:
+        async def told(found: ComparisonResult) -> None:
             await self._table.compared(peer_id, msgspec.to_builtins(found), done=None, equal_at=None)
 
         parts = CompareParts(
@@ -186,7 +193,7 @@ class AntiEntropy:
         )
         return await compare(parts, since, told, withholding.withheld)
 
-    def _count(self, peer: Upstream, found: Compared) -> None:
+    def _count(self, peer: Upstream, found: ComparisonResult) -> None:
         did, metrics = peer.relay_id, self._metrics
         outcome = "problem" if found.problem else "equal" if found.is_equal else "different"
         metrics.peer_comparisons.labels(did, outcome).inc()

@@ -36,7 +36,7 @@ __all__ = [
     "SETTLED_SECONDS",
     "Comparable",
     "CompareParts",
-    "Compared",
+    "ComparisonResult",
     "Fetched",
     "compare",
 ]
@@ -94,7 +94,7 @@ class Comparable(Protocol):
     ) -> Differences: ...
 
 
-class Compared(msgspec.Struct, omit_defaults=False):
+class ComparisonResult(msgspec.Struct, omit_defaults=False):
     """The result of a comparison, or the result so far while it runs."""
 
     since: int
@@ -144,9 +144,9 @@ class CompareParts:
 async def compare(
     work: CompareParts,
     since: int,
-    told: Callable[[Compared], Awaitable[None]],
+    told: Callable[[ComparisonResult], Awaitable[None]],
     withheld: Callable[[set[bytes]], None] = lambda ids: None,
-) -> Compared:
+) -> ComparisonResult:
     """Compare all packets since a time, by their own `timestamp`, and bring what is missing.
 
     `told` is awaited after each part. `withheld` is called with packets that the peer named but did not
@@ -155,7 +155,7 @@ async def compare(
     brought so far stay.
     """
     now = work.clock()
-    found = Compared(since, now - SETTLED_SECONDS)
+    found = ComparisonResult(since, now - SETTLED_SECONDS)
     whole = _Whole(work, found, told, withheld)
     try:
         async with asyncio.timeout(LONGEST_SECONDS), work.connect() as session:
@@ -185,8 +185,8 @@ class _Whole:
     def __init__(
         self,
         work: CompareParts,
-        found: Compared,
-        told: Callable[[Compared], Awaitable[None]],
+        found: ComparisonResult,
+        told: Callable[[ComparisonResult], Awaitable[None]],
         withheld: Callable[[set[bytes]], None],
     ) -> None:
         self._work = work

@@ -15,7 +15,7 @@ from strata.protocol.errors import ErrorCode, InvalidMessage
 from strata.protocol.wire import Moderate, Moderated, encode
 
 from relayd.frames import text_frame
-from relayd.moderation import Ban, Closed, Kind, Ruled, check_reason, subject_of
+from relayd.moderation import Ban, ClosedSession, Kind, Ruled, check_reason, subject_of
 from relayd.relay import Relay
 from relayd.roll import MAX_SESSIONS, Question, session_id
 from relayd.sessions.answers import error_payload
@@ -189,7 +189,7 @@ def _page(message: Moderate, entries: list[dict[str, object]], last: str | None)
 
 
 def _plain(line: Ruled) -> dict[str, object]:
-    def plain(ban: Ban | Closed | None) -> dict[str, object] | None:
+    def plain(ban: Ban | ClosedSession | None) -> dict[str, object] | None:
         return None if ban is None else ban._asdict()
 
     return {**line._asdict(), "before": plain(line.before), "after": plain(line.after)}

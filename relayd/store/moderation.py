@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import asyncpg
 import msgspec
 
-from relayd.moderation import SESSION, Act, Ban, Closed, Kind, LastRuling, Ruled, RulingsRead
+from relayd.moderation import SESSION, Act, Ban, ClosedSession, Kind, LastRuling, Ruled, RulingsRead
 from relayd.roll import OpenSession
 from relayd.store.connection import Pool, connected
 
@@ -132,7 +132,7 @@ class Moderation:
 
     async def close(self, session: OpenSession, *, reason: str, actor: str, via: str, now: int) -> None:
         """Make the process that holds this session end it."""
-        was = _json(Closed(session.identity, session.opened_at))
+        was = _json(ClosedSession(session.identity, session.opened_at))
         async with self._turn() as connection:
             await connection.execute(
                 _WRITE, now, actor, via, Act.CLOSE, SESSION, session.id, reason, was, None
@@ -228,7 +228,7 @@ async def _write(
     )
 
 
-def _json(was: Ban | Closed | None) -> str | None:
+def _json(was: Ban | ClosedSession | None) -> str | None:
     return None if was is None else msgspec.json.encode(was._asdict()).decode()
 
 
@@ -241,7 +241,7 @@ def _ruled(row: asyncpg.Record) -> Ruled:
     number, at, actor, via, act, kind, subject, reason, before, after = row
     line = Ruled(number, at, actor, via, _known(Act, act), _known(Kind, kind), subject, reason, None, None)
     if line.act is Act.CLOSE:
-        return line._replace(before=Closed(**msgspec.json.decode(before)))
+        return line._replace(before=ClosedSession(**msgspec.json.decode(before)))
     if not isinstance(line.act, Act) or not isinstance(line.kind, Kind):
         return line
     return line._replace(before=_from_json(before), after=_from_json(after))

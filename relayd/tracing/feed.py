@@ -19,7 +19,7 @@ from relayd.feed.fanout import Fanout
 from relayd.feed.tail import LogReader
 from relayd.store.types import LogEntry
 from relayd.tracing.publishes import new_span_id
-from relayd.tracing.spans import PacketTrace, Sample, Span, Spans
+from relayd.tracing.spans import PacketTrace, Sample, Spans, TraceSpan
 
 __all__ = ["FeedTraces", "TracedLog"]
 
@@ -109,7 +109,7 @@ class FeedTraces:
         try:
             for trace, sequence in traced:
                 self._spans.emit(
-                    Span(
+                    TraceSpan(
                         name,
                         trace.trace_id,
                         new_span_id(),

@@ -32,7 +32,7 @@ from opentelemetry.trace import (
 )
 
 from relayd.logs import get_logger
-from relayd.tracing.spans import Span
+from relayd.tracing.spans import TraceSpan
 from relayd.version import VERSION
 
 __all__ = ["Collector"]
@@ -123,7 +123,7 @@ class Collector:
         self._tracer = self._provider.get_tracer("relayd", VERSION)
         self._offset = _offset_ns()
 
-    def emit(self, span: Span) -> None:
+    def emit(self, span: TraceSpan) -> None:
         """Queue a span. If the queue is full, the oldest span is dropped. Use it on the event loop."""
         self._count("made", 1)
         # Keep one offset as long as it is right, so that adjacent spans stay adjacent in the collector.

@@ -19,7 +19,7 @@ from strata.protocol.errors import InvalidPacket
 from relayd.admission.request import PublishRequest
 from relayd.faults import Faults
 from relayd.store.types import Appended, Disposition, NewPacket, Outcome
-from relayd.tracing.spans import PacketTrace, Sample, Span, Spans
+from relayd.tracing.spans import PacketTrace, Sample, Spans, TraceSpan
 
 __all__ = ["Batch", "PublishTraces", "new_span_id"]
 
@@ -138,7 +138,7 @@ class PublishTraces:
         if place.outcome is Outcome.STORED:
             about["relayd.sequence"] = place.sequence
         self._spans.emit(
-            Span(
+            TraceSpan(
                 "publish.append",
                 trace.trace_id,
                 # Only the span of the append that stored the packet has the id that other processes know.
@@ -171,7 +171,7 @@ class PublishTraces:
         if request.origin is not None:
             about["relayd.from"] = "peer"
         self._spans.emit(
-            Span(
+            TraceSpan(
                 "publish",
                 trace.trace_id,
                 span_id,
@@ -194,4 +194,6 @@ class PublishTraces:
         *,
         problem: str | None = None,
     ) -> None:
-        self._spans.emit(Span(name, trace.trace_id, new_span_id(), parent_id, began, ended, problem=problem))
+        self._spans.emit(
+            TraceSpan(name, trace.trace_id, new_span_id(), parent_id, began, ended, problem=problem)
+        )

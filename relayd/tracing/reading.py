@@ -19,7 +19,7 @@ from relayd.faults import Faults
 from relayd.feed.subscription import Subscription
 from relayd.store.types import Page
 from relayd.tracing.publishes import new_span_id
-from relayd.tracing.spans import Span, Spans
+from relayd.tracing.spans import Spans, TraceSpan
 
 __all__ = ["ReadTraces"]
 
@@ -75,7 +75,7 @@ class ReadTraces:
             sequences = page.rows[0].sequence, page.rows[-1].sequence
             about["relayd.sequence.first"], about["relayd.sequence.last"] = min(sequences), max(sequences)
         self._emit(
-            Span(
+            TraceSpan(
                 "subscribe.page",
                 opened.trace_id,
                 new_span_id(),
@@ -99,9 +99,9 @@ class ReadTraces:
             span_id, began = opened.span_id, opened.began_at
             kind: Literal["server", "internal"] = "server" if opened.name == "subscribe" else "internal"
             now = self._clock()
-            self._emit(Span(opened.name, opened.trace_id, span_id, None, began, now, about, kind=kind))
+            self._emit(TraceSpan(opened.name, opened.trace_id, span_id, None, began, now, about, kind=kind))
 
-    def _emit(self, span: Span) -> None:
+    def _emit(self, span: TraceSpan) -> None:
         try:
             self._spans.emit(span)
         except Exception as error:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, Protocol
 
-__all__ = ["PacketTrace", "Sample", "Span", "Spans"]
+__all__ = ["PacketTrace", "Sample", "Spans", "TraceSpan"]
 
 _HALF: Final = 8
 """The bytes of a span's id; a trace's id has twice as many."""
@@ -49,7 +49,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     """One span that has ended. Times are on the monotonic clock, in seconds."""
 
     name: str
@@ -67,5 +67,5 @@ class Span:
 class Spans(Protocol):
     """The destination of spans."""
 
-    def emit(self, span: Span) -> None:
+    def emit(self, span: TraceSpan) -> None:
         """Take a span, or drop one if too many wait. Never waits."""

@@ -15,11 +15,11 @@ from strata_pipeline.lake.contents import UNREADABLE, Contents
 from strata_pipeline.lake.layout import LakeLayout, span_over
 from strata_pipeline.lake.rows import cut, digest_of, read_places, received_on
 
-__all__ = ["Batch", "Part", "leading_days_with_holes"]
+__all__ = ["Batch", "BatchPart", "leading_days_with_holes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """Consecutive rows of a batch."""
 
     span: Span
@@ -94,7 +94,7 @@ class Batch:
         """The number of quarantined rows at or below a sequence."""
         return _rows_up_to(self.rows, sequence) - _rows_up_to(self.packets, sequence)
 
-    def parts(self, after: int, max_rows: int) -> list[Part]:
+    def parts(self, after: int, max_rows: int) -> list[BatchPart]:
         """The rows after a sequence in parts of at most `max_rows`; the last part ends with the batch."""
         sequences = self.rows["sequence"].to_numpy()
         received = self.rows["received_at"].to_numpy()
@@ -105,7 +105,7 @@ class Batch:
             last = min(start + max_rows, len(sequences)) - 1
             high = self.span.up_to if last == len(sequences) - 1 else int(sequences[last])
             packets = self.packets_up_to(high) - self.packets_up_to(low)
-            parts.append(Part(Span(low, high), packets, received_on(self.span.day, int(received[last]))))
+            parts.append(BatchPart(Span(low, high), packets, received_on(self.span.day, int(received[last]))))
             low = high
         return parts
 

@@ -25,7 +25,7 @@ from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.lake import Span, first_of_day
 
 from strata_pipeline.errors import LogError, LogUnavailable
-from strata_pipeline.lake.batches import Part
+from strata_pipeline.lake.batches import BatchPart
 from strata_pipeline.log.database import connect, literal, without_password
 
 __all__ = [
@@ -243,7 +243,9 @@ def keep_below(connection: adbc.Connection, border: int) -> None:
     _execute(connection, _KEEP_BELOW.format(border=border))
 
 
-def move(connection: adbc.Connection, table: str, batch: int, part: Part, empty: int, head: Head) -> Head:
+def move(
+    connection: adbc.Connection, table: str, batch: int, part: BatchPart, empty: int, head: Head
+) -> Head:
     """Move a staged part into the log, which ends at `head`, in one transaction; return the new head.
 
     `empty` is the number of rows for erased and damaged packets that are moved beside the part's packets.

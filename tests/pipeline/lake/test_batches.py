@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 from strata.protocol.lake import GENESIS, Manifest, Span
 from strata_pipeline.errors import LakeError
-from strata_pipeline.lake.batches import Batch, Part, leading_days_with_holes
+from strata_pipeline.lake.batches import Batch, BatchPart, leading_days_with_holes
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.rows import digest_of
 
@@ -49,11 +49,11 @@ def lake(tmp_path):
 def test_a_sound_batch_is_cut_by_rows_and_ends_with_its_last(lake):
     batch = Batch.read(lake, lake.manifests[0])
     assert batch.parts(0, 4) == [
-        Part(Span(0, FIRST + 4), 3, 1_001),
-        Part(Span(FIRST + 4, FIRST + 8), 4, 1_002),
-        Part(Span(FIRST + 8, FIRST + 9), 0, 1_002),
+        BatchPart(Span(0, FIRST + 4), 3, 1_001),
+        BatchPart(Span(FIRST + 4, FIRST + 8), 4, 1_002),
+        BatchPart(Span(FIRST + 8, FIRST + 9), 0, 1_002),
     ]
-    assert batch.parts(FIRST + 6, 100) == [Part(Span(FIRST + 6, FIRST + 9), 2, 1_002)]
+    assert batch.parts(FIRST + 6, 100) == [BatchPart(Span(FIRST + 6, FIRST + 9), 2, 1_002)]
     assert batch.parts(FIRST + 9, 100) == []
     assert (batch.packets_up_to(FIRST + 5), batch.quarantined_up_to(FIRST + 5)) == (4, 1)
 
@@ -66,7 +66,7 @@ def test_a_row_received_after_its_day_does_not_set_the_clock_of_a_log(tmp_path):
         pq.write_table(rows, staged / "packets" / "part-0.parquet")
         lake.commit(manifest(0, 0, FIRST + 2, 2, 0, digest_of(rows)), staged / "packets", None)
     assert Batch.read(lake, lake.manifests[0]).parts(0, 9) == [
-        Part(Span(0, FIRST + 2), 2, 20_001 * 86_400 - 1)
+        BatchPart(Span(0, FIRST + 2), 2, 20_001 * 86_400 - 1)
     ]
 
 

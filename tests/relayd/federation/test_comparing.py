@@ -15,8 +15,8 @@ from relayd.federation.comparing import (
     LONGEST_SECONDS,
     MOST_WITHHELD,
     SETTLED_SECONDS,
-    Compared,
     CompareParts,
+    ComparisonResult,
     compare,
 )
 from relayd.federation.peers_file import Upstream
@@ -38,19 +38,21 @@ def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "to_thread", at_once)
 
 
-def outcome(peer: MadePeer, log: MadeLog, *, upstream: Upstream = WHOLE, most: int = 10**6) -> Compared:
+def outcome(
+    peer: MadePeer, log: MadeLog, *, upstream: Upstream = WHOLE, most: int = 10**6
+) -> ComparisonResult:
     return full(peer, log, upstream=upstream, most=most)[0]
 
 
 def full(
     peer: MadePeer, log: MadeLog, *, upstream: Upstream = WHOLE, most: int = 10**6
-) -> tuple[Compared, set[bytes], float]:
+) -> tuple[ComparisonResult, set[bytes], float]:
     """The result, the packets certainly withheld by the peer, and the virtual seconds that it took."""
     withheld: set[bytes] = set()
 
-    async def told(found: Compared) -> None: ...
+    async def told(found: ComparisonResult) -> None: ...
 
-    async def work() -> tuple[Compared, set[bytes], float]:
+    async def work() -> tuple[ComparisonResult, set[bytes], float]:
         began = asyncio.get_running_loop().time()
         parts = CompareParts(upstream, 1, peer.connect, cast(Any, log), peer.fetch, most, lambda: NOW)
         found = await compare(parts, SINCE, told, withheld.update)
@@ -298,7 +300,7 @@ def test_two_rounds_after_all_is_well_everybody_has_everything_or_a_reason(seed:
     refusing = {id(log): {item.packet_id for item in chance.sample(everything, 15)} for log in logs}
     inventions = [made(1000 + n, NOW - 500) for n in range(5)]
 
-    def compare_with(reader: MadeLog, other: MadeLog, invents: bool) -> Compared:
+    def compare_with(reader: MadeLog, other: MadeLog, invents: bool) -> ComparisonResult:
         peer = MadePeer([*other.held.values(), *(inventions if invents else [])], reader)
         peer.serves = lambda packet_id: packet_id in other.held
         peer.refuses = lambda item: item.packet_id in refusing[id(reader)]

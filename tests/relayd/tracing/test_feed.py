@@ -10,7 +10,7 @@ import pytest
 from relayd.faults import Faults
 from relayd.store.types import LogEntry, NewPacket
 from relayd.tracing.feed import FeedTraces, TracedLog
-from relayd.tracing.spans import Sample, Span
+from relayd.tracing.spans import Sample, TraceSpan
 
 
 def entries(*numbers: int) -> list[LogEntry]:
@@ -21,12 +21,12 @@ def entries(*numbers: int) -> list[LogEntry]:
 
 
 @pytest.fixture
-def spans() -> list[Span]:
+def spans() -> list[TraceSpan]:
     return []
 
 
 @pytest.fixture
-def feed(spans: list[Span]) -> FeedTraces:
+def feed(spans: list[TraceSpan]) -> FeedTraces:
     traces = FeedTraces(cast(Any, SimpleNamespace(emit=spans.append)), Sample(1, b"key"), Faults())
     cursors: Any = None
     traces.fanout(cursors, 0, form="rewrite", on_fault=print)

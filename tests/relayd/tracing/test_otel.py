@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from relayd.tracing.otel import Collector
-from relayd.tracing.spans import Span
+from relayd.tracing.spans import TraceSpan
 from tests.support.otlp import OtlpReceiver, receiver
 from tests.support.waiting import wait_until
 
@@ -24,9 +24,11 @@ def collector(to: OtlpReceiver, counted: Counter[str]) -> Collector:
     return Collector(to.url, instance="one", count=lambda what, n: counted.update({what: n}))
 
 
-def span(number: int = 1, *, parent_id: int | None = None, problem: str | None = None) -> Span:
+def span(number: int = 1, *, parent_id: int | None = None, problem: str | None = None) -> TraceSpan:
     now = time.monotonic()
-    return Span("publish", 2**100 + number, number, parent_id, now - 0.5, now, {"a": 1, "b": "x"}, problem)
+    return TraceSpan(
+        "publish", 2**100 + number, number, parent_id, now - 0.5, now, {"a": 1, "b": "x"}, problem
+    )
 
 
 def test_a_span_arrives_as_it_was_told(counted, monkeypatch):

@@ -12,7 +12,7 @@ from relayd.admission.request import PublishRequest
 from relayd.faults import Faults
 from relayd.store.types import Appended, Disposition, NewPacket, Outcome, StoreUnavailable
 from relayd.tracing.publishes import PublishTraces
-from relayd.tracing.spans import Sample, Span
+from relayd.tracing.spans import Sample, TraceSpan
 
 LANE = cast(Any, SimpleNamespace(identity=None))
 
@@ -20,7 +20,7 @@ LANE = cast(Any, SimpleNamespace(identity=None))
 class Rig:
     def __init__(self, ratio: float = 1) -> None:
         self.now = 10.0
-        self.spans: list[Span] = []
+        self.spans: list[TraceSpan] = []
         self.faults: list[str] = []
         self.done: list[Any] = []
         self.traces = PublishTraces(
@@ -32,7 +32,7 @@ class Rig:
         self.enqueue = self.traces.queueing(lambda packet, request: self.done.append("queued"))
         self.commit = self.traces.committing(self.committed)
 
-    def emit(self, span: Span) -> None:
+    def emit(self, span: TraceSpan) -> None:
         self.spans.append(span)
 
     def committed(self, *commit: Any) -> None:
@@ -139,7 +139,7 @@ def test_a_fault_of_tracing_is_counted_and_the_commit_is_done():
     packet, request = rig.request(1)
     rig.enqueue(packet, request)
 
-    def broken(span: Span) -> None:
+    def broken(span: TraceSpan) -> None:
         raise OSError("no")
 
     rig.traces._spans.emit = broken  # type: ignore[method-assign]

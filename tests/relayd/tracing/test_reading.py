@@ -10,7 +10,7 @@ import pytest
 from relayd.faults import Faults
 from relayd.store.types import Page, StoredPacket
 from relayd.tracing.reading import ReadTraces
-from relayd.tracing.spans import Span
+from relayd.tracing.spans import TraceSpan
 
 
 class Reader:
@@ -19,11 +19,11 @@ class Reader:
 
 
 @pytest.fixture
-def spans() -> list[Span]:
+def spans() -> list[TraceSpan]:
     return []
 
 
-def make(spans: list[Span], drawn: float = 0.0) -> ReadTraces:
+def make(spans: list[TraceSpan], drawn: float = 0.0) -> ReadTraces:
     target = cast(Any, SimpleNamespace(emit=spans.append))
     return ReadTraces(target, 0.5, Faults(), clock=lambda: 20.0, draw=lambda: drawn)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -238,3 +239,19 @@ def test_tests_stand_where_their_modules_stand(tests, package):
         name = path.name.removeprefix("test_")
         assert folder.is_dir(), path
         assert (folder / name).exists() or not [*folder.glob(f"*/**/{name}")], path
+
+
+def test_no_public_function_of_the_library_takes_or_returns_any():
+    """`Any` would switch off the type checker in the program that calls. Tools are programs themselves."""
+    harmless = ("Task[Any]", "Coroutine[Any, Any, ")  # what a task returns, and what nobody sends to it
+    for path in sorted((ROOT / "client/strata").rglob("*.py")):
+        if "tools" in path.relative_to(ROOT).parts:
+            continue
+        classes = [node for node in tree(path).body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+        for node in [inner for home in (tree(path), *classes) for inner in home.body]:
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
+                continue
+            written = f"{ast.unparse(node.args)} {ast.unparse(node.returns) if node.returns else ''}"
+            for each in harmless:
+                written = written.replace(each, "")
+            assert not re.search(r"\bAny\b", written), f"{path.relative_to(ROOT)}:{node.lineno}"

@@ -117,7 +117,7 @@ def add_backup_commands(app: typer.Typer) -> None:
 
         settings = console.read_settings(config, data_dir=data_dir)
         moment = None if until is None else until.replace(tzinfo=UTC)
-        found: Drilled | None = console.run(put_back(backup, settings.data_dir, verify=verify, until=moment))
+        found = console.run(put_back(backup, settings.data_dir, verify=verify, until=moment))
         if found is not None:
             _tell(found, json)
         elif json:

@@ -177,9 +177,9 @@ def doctor(
     Nothing is changed.
     """
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-    from relayd.cli.doctor import Check, Verdict, examine
+    from relayd.cli.doctor import Verdict, examine
 
-    checks: list[Check] = console.run(examine(settings))
+    checks = console.run(examine(settings))
     problems = {check.name for check in checks if check.verdict is Verdict.PROBLEM}
     if json:
         console.print_json({"ok": not problems, "checks": [dataclasses.asdict(check) for check in checks]})
@@ -260,7 +260,7 @@ def explain(
         async with database_beside(settings) as url:
             return await explaining.explain(url, query, limit, timeout=settings.read_timeout)
 
-    found: list[explaining.Explained] = console.run(run())
+    found = console.run(run())
     if json:
         console.print_json([dataclasses.asdict(each) for each in found])
         return
@@ -298,7 +298,7 @@ def new_epoch(
             assert reset is not None
             return reset
 
-    reset: Reset = console.run(run())
+    reset = console.run(run())
     if json:
         console.print_json(dataclasses.asdict(reset))
     else:

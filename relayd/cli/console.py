@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import typer
@@ -17,6 +17,8 @@ from relayd.config import ConfigurationError, Settings, load
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE
 
 __all__ = ["fail", "print_json", "read_settings", "run", "say"]
+
+T = TypeVar("T")
 
 
 def read_settings(config: Path | None, **given: object) -> Settings:
@@ -27,7 +29,7 @@ def read_settings(config: Path | None, **given: object) -> Settings:
         fail(EXIT_CONFIGURATION, *error.problems)
 
 
-def run(main: Coroutine[Any, Any, Any]) -> Any:
+def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine; an error that an operator can fix becomes a message and an exit code.
 
     SIGTERM ends it like SIGINT, with cleanup.
@@ -52,7 +54,7 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
         fail(143, "stopped; start it again to go on")
 
 
-async def _until_told(main: Coroutine[Any, Any, Any]) -> Any:
+async def _until_told(main: Coroutine[Any, Any, T]) -> T:
     task = asyncio.current_task()
     assert task is not None
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -23,6 +23,11 @@ from relayd.cli.places import read_places, tell_places
 from relayd.config import Settings
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_INCOMPLETE
 from relayd.moderation import Act, Ban, Kind, Ruled, check_reason, kind_of, subject_of
+
+if TYPE_CHECKING:
+    from relayd.store import Store
+    from relayd.store.erasing import Erased
+    from relayd.store.places import PlacesErased
 
 __all__ = ["actor_of", "add_commands", "opened_store", "time_text"]
 
@@ -218,7 +223,7 @@ def add_commands(app: typer.Typer) -> None:
     ) -> None:
         """List bans in force and removed packets."""
         settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-        bans: list[Ban] = console.run(_bans(settings, kind))
+        bans = console.run(_bans(settings, kind))
         if json:
             console.print_json([entry._asdict() for entry in bans])
             return
@@ -251,7 +256,7 @@ def add_commands(app: typer.Typer) -> None:
         """
         settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
         if json:
-            lines: list[Ruled] = console.run(_ruled(settings, subject, limit))
+            lines = console.run(_ruled(settings, subject, limit))
             console.print_json([_ruled_plain(line) for line in lines])
             return
         shown = limit or _SHOWN
@@ -288,10 +293,9 @@ def _rule(
 
     async def run() -> list[bool]:
         async with opened_store(settings) as store:
-            changed: list[bool] = await store.moderation.rule(rulings, now)
-            return changed
+            return await store.moderation.rule(rulings, now)
 
-    changed: list[bool] = console.run(run())
+    changed = console.run(run())
     if json:
         told = [
             {"kind": kind, "subject": subject, "changed": did}
@@ -332,7 +336,7 @@ def _subjects(texts: list[str], kind: Kind | None) -> list[tuple[Kind, str]]:
 
 
 @contextlib.asynccontextmanager
-async def opened_store(settings: Settings) -> AsyncIterator[Any]:
+async def opened_store(settings: Settings) -> AsyncIterator[Store]:
     """The store, even while a relay runs on its embedded PostgreSQL. Raises `StoreError`."""
     from relayd.database import require_database, running_url
     from relayd.transfer.files import open_store
@@ -354,7 +358,7 @@ async def _bans(settings: Settings, kind: Kind | None) -> list[Ban]:
     return found
 
 
-async def _erase(settings: Settings, kind: Kind, wanted: list[str], reason: str, actor: str) -> Any:
+async def _erase(settings: Settings, kind: Kind, wanted: list[str], reason: str, actor: str) -> Erased:
     from relayd.process.builder import relay_identity
     from relayd.store.erasing import Eraser
 
@@ -377,7 +381,7 @@ def _erase_places(
     except (OSError, ValueError) as error:
         console.fail(EXIT_CONFIGURATION, str(error))
 
-    async def run() -> Any:
+    async def run() -> PlacesErased:
         async with opened_store(settings) as store:
             eraser = PlaceEraser(store.url, relay_identity(settings, store))
             if dry_run:

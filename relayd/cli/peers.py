@@ -12,6 +12,7 @@ import typer
 
 from relayd.cli import console
 from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDirInUse, Json
+from relayd.config import Settings
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_INCOMPLETE
 
 __all__ = ["peers", "since_of"]
@@ -198,7 +199,7 @@ def _change_peer(
     typer.echo(f"{action}: {console.run(change_peer(settings, peer, action))}")
 
 
-async def _followed(settings: Any, peer: str, since: int | None, *, quiet: bool) -> dict[str, Any]:
+async def _followed(settings: Settings, peer: str, since: int | None, *, quiet: bool) -> dict[str, Any]:
     from relayd.federation.checking import ask_comparison
 
     last: dict[str, Any] = {}

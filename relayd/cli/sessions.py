@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
@@ -15,9 +15,6 @@ from relayd.config import Settings
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_INCOMPLETE
 from relayd.moderation import Kind, check_reason, kind_of
 from relayd.roll import OpenSession, Question, Roll
-
-if TYPE_CHECKING:
-    from relayd.store import Store
 
 __all__ = ["sessions"]
 
@@ -94,7 +91,6 @@ def sessions_close(
 
 async def _all(settings: Settings, question: Question) -> tuple[list[OpenSession], int]:
     found: list[OpenSession] = []
-    store: Store
     async with opened_store(settings) as store:
         while True:
             roll = await store.roll.ask(question)
@@ -105,7 +101,6 @@ async def _all(settings: Settings, question: Question) -> tuple[list[OpenSession
 
 
 async def _close(settings: Settings, question: Question, reason: str, actor: str) -> Roll:
-    store: Store
     async with opened_store(settings) as store:
         roll = await store.roll.ask(question)
         for session in roll.sessions:

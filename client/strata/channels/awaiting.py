@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 __all__ = ["Alarm", "answer_of", "end_of"]
 
@@ -46,7 +46,7 @@ class Alarm:
                 timer.cancel()
 
 
-async def answer_of(function: Callable[P, object], *arguments: P.args, **named: P.kwargs) -> Any:
+async def answer_of(function: Callable[P, object], *arguments: P.args, **named: P.kwargs) -> object:
     """Call a plain function or a coroutine function, and return its result. Cancelling cancels the call.
 
     Raises what the function raises. If something that the function awaited was cancelled, but the calling

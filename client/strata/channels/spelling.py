@@ -56,7 +56,7 @@ def further_names(own: Iterable[str], aliases: Mapping[str, str]) -> dict[str, s
     return {alias: name for alias, name in names.items() if alias != name}
 
 
-def under_own_names(given: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def under_own_names(given: dict[str, T], names: Mapping[str, str]) -> dict[str, T]:
     """Keyword arguments under their own names. Raises `TypeError` if one is given under two names."""
     for alias in given.keys() & names.keys():
         name = names[alias]

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from strata.protocol import canonical, fields
 from strata.protocol.errors import ErrorCode, InvalidPacket
@@ -204,7 +204,7 @@ def _follow_certificates(
     return CertifiedChain(links[0].subject, (leaf.key,), names_subject=links[0].subject in leaf.names)
 
 
-def read_chain_signature(header: Mapping[str, object]) -> Any:
+def read_chain_signature(header: Mapping[str, object]) -> object:
     """The issuer's signature over the claim, from the header or from the last link."""
     if header.get("issuer_signature") is not None:
         return header["issuer_signature"]

@@ -1,7 +1,7 @@
 """The root of all errors, the errors of the protocol, and the table of wire codes.
 
-This is the tree of all errors. Each class is defined in the module or package named above it, next to the
-code that raises it. A built-in class in parentheses is a second base.
+This is the tree of all errors of the library. Each class is defined in the module or package named above it,
+next to the code that raises it. A built-in class in parentheses is a second base.
 
     StrataError
     │

@@ -53,8 +53,8 @@ class FrameReader:
     """Splits what a client sent into whole text payloads and frames for the library.
 
     At most one frame of `max_size` bytes is buffered here: a longer one goes to the library as it arrives,
-    which refuses it by its header. What one `receive` leaves over is also kept for the next one; `has_more`
-    is then true, and until it is false the caller must not read from the socket.
+    which refuses it by its header. Frames that one `receive` leaves over are also kept for the next one;
+    `has_more` is then true, and until it is false the caller must not read from the socket.
     """
 
     __slots__ = ("_failing", "_max_size", "_needed", "_pending", "_protocol", "has_more")

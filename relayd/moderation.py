@@ -2,7 +2,7 @@
 
 A ban is a row of the database, so that all processes and machines follow it. It has a reason, may have an
 end, and names who made it. `Bans` is a process's snapshot of the bans in force, which policy and access read
-as they read the settings. What the database does with rulings is in `relayd.store.moderation`.
+as they read the settings. `relayd.store.moderation` reads and writes rulings.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).

@@ -76,8 +76,8 @@ class Slices:
     ) -> None:
         """Call `job` in one of the next turns: after the jobs that wait already, or at its place among them.
 
-        A job does a piece of its work, and calls this again if something is left. What it raises goes to
-        `lost`, which must not raise; without `lost` it is counted as a fault.
+        A job does a piece of its work, and calls this again if something is left. An exception of the job
+        goes to `lost`, which must not raise; without `lost` it is counted as a fault.
         """
         now = self._clock()
         at = now if place is None else place

@@ -207,8 +207,8 @@ class Ledger:
                 other.held.pop((name, key), None)
 
     def look(self, now: float, patience: float) -> None:
-        """Forget processes that were silent for `patience` seconds: they have ended. What they spent stays
-        spent."""
+        """Forget processes that were silent for `patience` seconds: they have ended. Their spending
+        still counts."""
         for process, other in list(self._others.items()):
             if now - other.heard_at > patience:
                 del self._others[process]

@@ -145,10 +145,9 @@ def apply_policy(relay: Governed, policy: Policy) -> None:
     """Put a policy into effect for the next packet taken and the next one sent, in open sessions too.
 
     Pages and packets by id come from the store; live packets, and the newest ones from memory, come from the
-    fan-out. There is no third way out of the relay (R-323). What was written to a socket and waits there
-    leaves within a second, or not at all. Sessions of authors and networks that are banned now end in the
-    same step. Call this on the event loop: at the start, at SIGHUP, and when bans or the abuse table have
-    changed.
+    fan-out. There is no third way out of the relay (R-323). Bytes that wait at a socket leave within a
+    second, or not at all. Sessions of authors and networks that are banned now end in the same step. Call
+    this on the event loop: at the start, at SIGHUP, and when bans or the abuse table have changed.
     """
     withdraws = policy.declined.exceeds(relay.fanout.declined)
     relay.access.restricted = policy.slowed

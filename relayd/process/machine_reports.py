@@ -1,7 +1,7 @@
 """Processes of several machines report to each other over the bus what identities take, once a second.
 
-A lost report makes a limit wider for a moment. What was taken while the bus was down is not reported later,
-because by then most of it would have come back.
+A lost report makes a limit wider for a moment. Use of a budget while the bus was down is not reported later,
+because by then most of the budget has refilled.
 """
 
 from __future__ import annotations

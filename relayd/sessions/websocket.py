@@ -554,7 +554,7 @@ class WebSocket(asyncio.Protocol):
     def dismiss(self, code: int, reason: str, cause: str) -> None:
         """Close, and drop what the peer has sent: the memory it holds is needed now.
 
-        What the peer was already given leaves first, so that a reader learns why it is closed and resumes
+        The bytes that wait for the peer go out first, so that a reader learns why it is closed and resumes
         after the last packet that it got. This takes a second at most; the rest is dropped.
         """
         if self._dismissed:

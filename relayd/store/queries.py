@@ -1,6 +1,6 @@
 """The statements that read pages of the log, one for each shape of query, and their parameters.
 
-Whatever a reader asks for, a statement looks at a limited number of candidates: the rows that one index finds
+A statement looks at a limited number of candidates, for any query: the rows that one index finds
 for one of the query's columns, in log order. Conditions on other columns are not searched for but checked on
 each candidate, so a query whose conditions are hardly ever met ends at its last candidate and returns its
 position: a row without a body, which is the first candidate that was not looked at.

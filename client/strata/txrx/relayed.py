@@ -17,7 +17,7 @@ A sender begins a new stream with each connection. It numbers its streams from 1
 A receiver takes a new random name each time it begins to serve, so that it never mistakes the traffic of an
 earlier receiver, which a relay may still hold, for its own. It begins with a Welcome to everybody: a sender
 with nothing pending forgets the receiver before, which may have been killed. So does a sender whose relay was
-away. What is pending stays with that receiver, because only it can tell whether it was taken. A topic must
+away. Pending messages stay with that receiver, because only it can tell whether it took them. A topic must
 have only one receiver; a second one would also answer.
 """
 

@@ -37,7 +37,7 @@ class SocketFile:
         self._inode = os.stat(path).st_ino
 
     def remove(self) -> None:
-        """Remove the file. One that cannot be removed is left: the next server replaces it."""
+        """Remove the file, if that is possible; otherwise the next server replaces it."""
         try:
             if os.stat(self._path).st_ino == self._inode:
                 os.unlink(self._path)

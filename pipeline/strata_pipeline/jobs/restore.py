@@ -103,7 +103,7 @@ def restore(
     The log must be empty, or end somewhere in the lake and hold what the lake holds up to there; if it holds
     all of it and more, nothing is done. `progress` is called before each transaction, and at the end. Raises
     `LakeError` for a damaged lake, naming the batch, `LogError` for a log that is not a beginning of it, and
-    `LogUnavailable`. What was restored before stays, and running the job again continues.
+    `LogUnavailable`. Packets restored before an error stay, and running the job again continues.
     """
     lake = open_lake(path)
     manifests = [one for one in lake.manifests if until is None or one.span.day <= until]

@@ -1,7 +1,7 @@
 """The pages of a column in a Parquet file, as their headers tell, and the index of them.
 
-Who reads a column from its beginning meets its pages one after the other. A reader with a filter asks the
-index first, and reads only pages that it names; so the index must name all of them.
+A reader without a filter reads the pages of a column one after the other. A reader with a filter asks the
+index first, and reads only the pages that the index names; so the index must name all of them.
 """
 
 from __future__ import annotations

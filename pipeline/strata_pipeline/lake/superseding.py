@@ -41,7 +41,7 @@ class Erasing(NamedTuple):
 
 @contextlib.contextmanager
 def attempting(lake: ObjectLake, day: int) -> Iterator[Rewrite]:
-    """A new attempt to rewrite a day. What it has put is deleted if the block fails.
+    """A new attempt to rewrite a day. If the block fails, the objects that it has put are deleted.
 
     It must not commit within the block: after a put whose response was lost, nothing may be deleted.
     """

@@ -2,7 +2,7 @@
 
 The consumer is promised every matching packet once and in the relay's order. This rests on three things:
 
-*The position.* `_position` is the last cursor queued. Whatever interrupts the stream, reading resumes
+*The position.* `_position` is the last cursor queued. After any interruption, reading resumes
 strictly after it (R-154). Events are queued in the order the relay sends them, so nothing up to it is
 missing.
 

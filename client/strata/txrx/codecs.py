@@ -63,7 +63,7 @@ class BytesCodec:
         """Return the bytes as the body, or as a part from 16 KiB on."""
         if type(message) is not bytes:
             if not isinstance(message, _BYTES):
-                raise CodecError(f"a channel of bytes cannot send {_name(type(message))}")
+                raise CodecError(f"a Tx of bytes cannot send {_name(type(message))}")
             message = bytes(message)
         return (message, ()) if len(message) < PART_BYTES else (b"", (message,))
 
@@ -72,7 +72,7 @@ class BytesCodec:
         if not parts:
             return body
         if body or len(parts) > 1:
-            raise CodecError("a channel of bytes has a body or one part")
+            raise CodecError("a message of bytes has a body or one part")
         return parts[0]
 
 

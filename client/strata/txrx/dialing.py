@@ -95,7 +95,7 @@ class SessionTx(Tx[M]):
     def _do_post(self, message: M, return_channel: ReturnChannel[M] | None) -> SendError[M] | None:
         try:
             if self._is_closing:
-                raise TxRxClosed("the channel is being closed by its owner")
+                raise TxRxClosed("the Tx is being closed by its owner")
             self._post(message, return_channel)
         except TxRxError as error:
             return self._refused(error, message, return_channel)

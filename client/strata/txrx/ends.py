@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tx(ABC, Generic[M]):
-    """The transmitting end of a channel, on one event loop. `close` it, or use it as a context manager.
+    """The sending end, on one event loop. `close` it, or use it as a context manager.
 
     The messages of one Tx arrive in the order posted; messages of different Tx have no order. A message that
     is returned with `DeliveryStatus.UNKNOWN` may have been delivered: its acknowledgement may have been lost.
@@ -66,7 +66,7 @@ class Tx(ABC, Generic[M]):
     def post(self, message: M) -> None:
         """Post without a return channel. A message that cannot be delivered is dropped and counted.
 
-        Watch `status()` instead. Raises `SendError` only for a message that no channel of this type can send,
+        Watch `status()` instead. Raises `SendError` only for a message that no Tx of this type can send,
         such as an oversized one.
         """
         error = self._do_post(message, None)
@@ -77,7 +77,7 @@ class Tx(ABC, Generic[M]):
         """Post, and wait until the message is in the receiver's queue.
 
         Raises `SendError` with the message if it is returned. Cancelling it only ends the waiting: the
-        message stays where it is, and may be delivered. `status()` says whether the channel is open (T-060).
+        message stays where it is, and may be delivered. `status()` says whether the Tx is open (T-060).
         """
         channel: ReturnChannel[M] = ReturnChannel()
         self._do_post(message, channel)
@@ -149,7 +149,7 @@ class Tx(ABC, Generic[M]):
 
 
 class Rx(ABC, Generic[M]):
-    """The receiving end of a channel. `close` it, or use it as a context manager; iterate over it to receive.
+    """The receiving end. `close` it, or use it as a context manager; iterate over it to receive.
 
     A message in the queue belongs to the receiver. A message that is never received is lost with the Rx,
     although its sender has been informed that it arrived (T-070); `unread` is the number of such messages.
@@ -166,7 +166,7 @@ class Rx(ABC, Generic[M]):
     def recv(self) -> Coroutine[object, None, M]:
         """Receive the next message. Cancelling it loses none.
 
-        Raises `TxRxClosed` once the channel is closed and its queue is empty.
+        Raises `TxRxClosed` once the Rx is closed and its queue is empty.
         """
         # This is the queue's own coroutine: another one around it would cost time for each message.
         return self._queue.get()
@@ -177,7 +177,7 @@ class Rx(ABC, Generic[M]):
         return len(self._queue)
 
     def __aiter__(self) -> AsyncIterator[M]:
-        """Iterate over messages until the channel is closed.
+        """Iterate over messages until the Rx is closed.
 
         Cancelling the wait for a message loses none, and the iteration can continue.
         """

@@ -1,16 +1,6 @@
 """Errors of Tx and Rx (T-012, T-019, T-023; decision A-162). The document calls their root `ChannelError`.
 
-TxRxError                    `kind` is the kind of T-023
-├── TxRxClosed               the other end is gone, or this end was closed
-│   └── DeliveryTimeout      the oldest message was not acknowledged in time
-├── InvalidAddress           malformed or impossible address (also a ValueError)
-├── AddressInUse             the address is served already
-├── OversizedMessage         a message above the size limit
-├── OutboxFull               too many messages wait already
-├── CodecError               a value that cannot be encoded, or bytes that cannot be decoded
-├── ProtocolViolation        the peer broke the rules of the wire
-├── TxRxIOError              a socket or a certificate cannot be used
-└── SendError                a message that is returned, with one of the above
+`strata.protocol.errors` draws them in the tree of all errors. `kind` is the kind of T-023.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -59,17 +49,17 @@ class TxRxError(StrataError):
 
 
 class TxRxClosed(TxRxError):
-    """The channel is closed; `reason` says why, if that is known."""
+    """The Tx or Rx is closed; `reason` says why, if that is known."""
 
     kind = ErrorKind.CLOSED
 
-    def __init__(self, reason: str = "the channel is closed") -> None:
+    def __init__(self, reason: str = "the Tx or Rx is closed") -> None:
         super().__init__(reason)
         self.reason = reason
 
 
 class DeliveryTimeout(TxRxClosed):
-    """The oldest message was not acknowledged within `message_delivery_timeout`, which closed the channel."""
+    """The oldest message was not acknowledged within `message_delivery_timeout`, which closed the Tx."""
 
     kind = ErrorKind.TIMEOUT
 
@@ -87,7 +77,7 @@ class AddressInUse(TxRxError):
 
 
 class OversizedMessage(TxRxError):
-    """A message whose frame would exceed `codec_max_frame_length`. The channel stays usable."""
+    """A message whose frame would exceed `codec_max_frame_length`. The Tx stays usable."""
 
     kind = ErrorKind.SEND
 
@@ -97,13 +87,13 @@ class OversizedMessage(TxRxError):
 
 
 class OutboxFull(TxRxError):
-    """`outbox_limit` messages wait already. The channel stays usable."""
+    """`outbox_limit` messages wait already. The Tx stays usable."""
 
     kind = ErrorKind.SEND
 
 
 class CodecError(TxRxError, ValueError):
-    """A value that is not of the channel's type, or bytes that are not a message of that type."""
+    """A value that is not of the type of the Tx or Rx, or bytes that are not a message of that type."""
 
     kind = ErrorKind.CODEC
 

@@ -76,7 +76,7 @@ def read_header(data: bytes | bytearray | memoryview) -> int:
     """The session id. Raises `ProtocolViolation` for other magic or another version."""
     magic, session_id, version = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise ProtocolViolation("the connection does not begin as a channel does")
+        raise ProtocolViolation("the connection does not begin as a Tx begins it")
     if version != VERSION:
         raise ProtocolViolation(f"version {version} of the wire; this is version {VERSION}")
     return int(session_id)

@@ -114,7 +114,7 @@ class LocalTx(Tx[M]):
         error = self._closed
         if error is None:
             if not isinstance(message, self._type):
-                error = CodecError(f"a channel of {self._type.__qualname__} cannot send {type(message)!r}")
+                error = CodecError(f"a Tx of {self._type.__qualname__} cannot send {type(message)!r}")
             elif self._queue.room:
                 self._queue.put_one(message)
                 self._received.messages_accepted += 1

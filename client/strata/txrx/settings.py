@@ -55,7 +55,7 @@ class TxRxSettings:
     message_ack_eagerly: bool = True
     """Acknowledge messages that arrived together at once; the two settings above are then bounds."""
     message_delivery_timeout: float = 30.0
-    """The greatest age of an unacknowledged message; beyond it the channel is closed."""
+    """The greatest age of an unacknowledged message; beyond it the Tx is closed."""
     queue_capacity: int = 1024
     """The most messages, of all senders together, that may wait for `recv` at a server."""
     outbox_limit: int | None = None

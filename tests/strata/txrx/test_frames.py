@@ -41,9 +41,9 @@ def test_any_session_id_comes_back(session_id: int) -> None:
 @pytest.mark.parametrize(
     ("header", "says"),
     [
-        (b"STRY" + bytes(8) + b"\1", "does not begin as a channel does"),
-        (b"GET / HTTP/1.", "does not begin as a channel does"),
-        (bytes(13), "does not begin as a channel does"),
+        (b"STRY" + bytes(8) + b"\1", "does not begin as a Tx begins it"),
+        (b"GET / HTTP/1.", "does not begin as a Tx begins it"),
+        (bytes(13), "does not begin as a Tx begins it"),
         (b"STRX" + bytes(8) + b"\0", "version 0"),
         (b"STRX" + bytes(8) + b"\2", "version 2"),
     ],

@@ -22,7 +22,7 @@ from relayd.feed.known_types import KnownTypes
 from relayd.feed.tail import Tail
 from relayd.identity.directory import Identities
 from relayd.metrics import Metrics, Tally
-from relayd.sessions.comparisons import Comparisons
+from relayd.sessions.open_comparisons import Comparisons
 from relayd.sessions.registry import Registry
 from relayd.slices import Slices
 from relayd.store import Store, Writer

@@ -30,7 +30,7 @@ from relayd.postgres.scheduling import ask_for_short_turns
 from relayd.process.builder import build_relay, relay_identity
 from relayd.process.machine_reports import MachineReports, machines_of
 from relayd.process.neighbours import Neighbours
-from relayd.process.serving import Announce, CurrentSettings, Post, Serving
+from relayd.process.relay_tasks import Announce, CurrentSettings, Post, Serving
 from relayd.relay import Relay
 from relayd.store import Store
 from relayd.store.guard import Guard

@@ -36,9 +36,9 @@ from relayd.logs import get_logger
 from relayd.metrics import SupervisorMetrics, forget_process, share_between_processes
 from relayd.process.listening import PortTaken
 from relayd.process.neighbours import Neighbourhood
+from relayd.process.relay_tasks import Post
 from relayd.process.reloading import read_again
 from relayd.process.server import serve
-from relayd.process.serving import Post
 from relayd.process.shared_folder import shared_folder
 from relayd.process.signals import stop_on_signals
 from relayd.references import check_references

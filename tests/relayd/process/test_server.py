@@ -12,7 +12,7 @@ import structlog
 from relayd.config import Settings
 from relayd.lineage import NOWHERE, Claim
 from relayd.process import server
-from relayd.process.serving import Announce
+from relayd.process.relay_tasks import Announce
 from relayd.store.types import StoreTimeout, StoreUnavailable, UnsafeDatabase
 
 CLAIM = Claim(NOWHERE, is_exact=True)

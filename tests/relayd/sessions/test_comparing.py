@@ -15,8 +15,8 @@ from strata.protocol.wire import Reconcile
 from strata.tools.sim.loop import run_virtually
 
 from relayd.sessions.comparing import Comparer
-from relayd.sessions.comparisons import Comparisons
 from relayd.sessions.connection import Connection
+from relayd.sessions.open_comparisons import Comparisons
 from relayd.store.items import ItemRange
 from relayd.store.types import StoreUnavailable
 from tests.support.made_sets import MadeLog, made

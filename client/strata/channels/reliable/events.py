@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.rate_limit.values import EphemeralDropReason
-from strata.channels.reliable.handed_over import HandedOver
+from strata.channels.reliable.program_acks import HandedOver
 from strata.channels.spelling import in_camel_case
 
 __all__ = [

@@ -32,8 +32,8 @@ from strata.channels.reliable.events import (
     ReliableEnvelope,
     ReliableMessageReceived,
 )
-from strata.channels.reliable.handed_over import hand_over
 from strata.channels.reliable.inbox import MessageInbox, Received
+from strata.channels.reliable.program_acks import hand_over
 
 __all__ = ["Events", "Handover"]
 

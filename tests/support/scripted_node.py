@@ -304,6 +304,16 @@ class Told:
         return [event.payload for _, event in self.events if event.name == "message-received"]
 
 
+class Reversing:
+    """An encryption hook: what it makes is not what it got, and as long."""
+
+    def encrypt(self, content: bytes) -> bytes:
+        return content[::-1]
+
+    def decrypt(self, payload: bytes) -> bytes:
+        return payload[::-1]
+
+
 @asynccontextmanager
 async def opened(
     node: ScriptedNode,

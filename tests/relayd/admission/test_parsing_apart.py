@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +18,7 @@ from structlog.testing import capture_logs
 from relayd.admission import parsing_apart
 from relayd.admission.parsing_apart import ApartParser, ParserLost
 from tests.relayd.admission.admission_rig import ALICE, made, signed, tampered
+from tests.support.waiting import wait_until
 
 Begun = Callable[[], set[psutil.Process]]
 
@@ -60,13 +60,6 @@ def begun() -> Begun:
     this = psutil.Process()
     before = set(this.children())
     return lambda: set(this.children()) - before
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +109,7 @@ def test_a_process_that_is_killed_takes_one_packet_along(apart: ApartParser, beg
     child.suspend()
     with ThreadPoolExecutor(1) as thread:
         parsed = thread.submit(apart.parse, made(2))
-        until(lambda: bool(apart._busy))
+        wait_until(lambda: bool(apart._busy))
         child.kill()
         assert isinstance(parsed.exception(30), ParserLost)
     assert isinstance(apart.parse(made(3)).packet, Packet)
@@ -129,7 +122,7 @@ def test_a_process_that_is_killed_while_it_has_nothing_to_do_takes_none_along(
     apart.parse(made(1))
     (child,) = begun()
     child.kill()
-    until(lambda: child.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE)
     assert isinstance(apart.parse(made(2)).packet, Packet)
     assert child not in begun()
 
@@ -187,7 +180,7 @@ time.sleep(600)
         assert relay.stdout.readline() == b"ready\n"
         (child,) = psutil.Process(relay.pid).children()
         relay.kill()
-    until(lambda: not child.is_running())
+    wait_until(lambda: not child.is_running())
 
 
 def test_a_process_gives_way_to_others_before_it_has_read_its_own_code(

@@ -28,6 +28,7 @@ from tests.support.scripted_node import (
     START_MS,
     TOPIC,
     Query,
+    Reversing,
     ScriptedNode,
     chunks,
     elapsed,
@@ -926,14 +927,6 @@ async def test_a_relay_that_finds_nothing_by_name_is_not_read_through_for_names_
         await node.deliver(node.log[-1])
         await asyncio.sleep(400)
         assert told.payloads[-2:] == payloads(late), "what is there is found all the same"
-
-
-class Reversing:
-    def encrypt(self, content: bytes) -> bytes:
-        return content[::-1]
-
-    def decrypt(self, payload: bytes) -> bytes:
-        return payload[::-1]
 
 
 @virtually

@@ -32,6 +32,7 @@ from tests.support.scripted_node import (
     START,
     TOPIC,
     Refusal,
+    Reversing,
     ScriptedNode,
     chunks,
     ephemeral,
@@ -47,14 +48,6 @@ W5 = bytes.fromhex(
     "656164366663366564333465633466326430383264303835621a06726f6f6d2d31a201310a208b21b2b925bbac93c5c8"
     "e100229d278e1042c002b56d23934ee712f4427be8c41801220b68656c6c6f2072656c6179"
 )
-
-
-class Reversing:
-    def encrypt(self, content: bytes) -> bytes:
-        return content[::-1]
-
-    def decrypt(self, payload: bytes) -> bytes:
-        return payload[::-1]
 
 
 def envelope(payload: bytes, *, channel_id: str = "", **inner: Any) -> ReliableEnvelope:

@@ -22,6 +22,7 @@ from strata.protocol.errors import ConnectionFailed
 from tests.support.scripted_node import (
     START_MS,
     Query,
+    Reversing,
     ScriptedNode,
     elapsed,
     opened,
@@ -31,14 +32,6 @@ from tests.support.scripted_node import (
 )
 
 DAY_MS = 86_400_000
-
-
-class Reversing:
-    def encrypt(self, content: bytes) -> bytes:
-        return content[::-1]
-
-    def decrypt(self, payload: bytes) -> bytes:
-        return payload[::-1]
 
 
 def chain(node: ScriptedNode, length: int) -> list[SdsMessage]:

@@ -7,7 +7,7 @@ import base64
 import contextlib
 import functools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -29,6 +29,7 @@ from strata.channels.waku import WakuNode, WakuRefused, WakuUnreachable, shard_o
 from strata.channels.waku import node as waku_module
 from strata.channels.waku.messages import read_health, read_messages, read_page
 
+from tests.support.waiting import until
 from tests.support.waku_rest import WakuNetwork, WakuRest
 
 TOPIC = "/chat/1/room/proto"
@@ -51,12 +52,6 @@ class Told:
     @property
     def payloads(self) -> list[bytes]:
         return [event.message.payload for event in self.of(NodeMessageReceived)]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ import base64
 import hashlib
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -17,6 +17,7 @@ from strata.relays.connection.websocket import open_websocket
 from websockets.exceptions import ConnectionClosed
 
 from tests.support.made_packets import new_identity, sized
+from tests.support.waiting import until
 
 GOODBYE = bytes([0x88, 2]) + struct.pack("!H", 1001)
 LARGE = 8 << 20
@@ -68,12 +69,6 @@ async def closing() -> AsyncIterator[tuple[Closing, str]]:
     server = await asyncio.start_server(relay.serve, sock=listener, limit=1 << 16)
     async with server:
         yield relay, f"ws://127.0.0.1:{listener.getsockname()[1]}/strata"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 -- what is waited for happens on the wire
-            await asyncio.sleep(0.01)
 
 
 async def test_a_connection_that_ended_amid_a_message_is_closed_as_any_other() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -15,6 +14,8 @@ from strata.relays.bootstrap import read_bootstrap
 from strata.relays.connection import PacketRelay
 from strata.relays.pool import PacketPool, PoolOptions, Profile, Standing
 from strata.relays.pool.score_file import ScoreFile
+
+from tests.support.waiting import until
 
 EXTENSIONS = ("packet_ids", "received_range", "history_marker", "gapless")
 OPTIONS = PoolOptions(
@@ -31,12 +32,6 @@ OPTIONS = PoolOptions(
 async def three(fake_relay, naive_relay):
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(fake_relay(naive_relay(EXTENSIONS))) for _ in range(3)]
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 -- a condition with a deadline; there is no event to wait for
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.slow

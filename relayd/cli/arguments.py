@@ -22,7 +22,7 @@ DatabaseUrl = Annotated[
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", help="The folder of the embedded PostgreSQL, which serves when no URL is given."
+        metavar="DIR", help="The folder of the embedded PostgreSQL, which is used if no URL is given."
     ),
 ]
 DataDirInUse = Annotated[

@@ -174,7 +174,7 @@ def doctor(
 ) -> None:
     """Check everything that the relay needs, and give advice.
 
-    Nothing is changed.
+    It changes nothing.
     """
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.cli.doctor import Verdict, examine
@@ -206,7 +206,7 @@ def top(
 ) -> None:
     """Show what a running relay does, continuously.
 
-    With --json, or where the output is no terminal: once.
+    With --json, or if the output is not a terminal, it shows the figures once.
     """
     settings = console.read_settings(config)
     from relayd.cli.scraped import metrics_url
@@ -248,8 +248,8 @@ def explain(
 ) -> None:
     """Show how the database answers a filter, by running it.
 
-    Names the indexes, the rows of the page and those looked at, the time and the planner's estimate. A relay
-    on an embedded PostgreSQL may run meanwhile.
+    It names the indexes, how many rows the page has and how many were read for it, the time, and the
+    planner's estimate. A relay on the embedded PostgreSQL may be running.
     """
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.cli import explain as explaining
@@ -357,7 +357,7 @@ def import_(
 ) -> None:
     """Append the valid packets of an export.
 
-    Packets that the log has already are passed over. Exit code 1 if any line was refused.
+    Packets that are already in the log are skipped. Exit code 1 if any line was refused.
     """
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.transfer.examiner import Examiner

@@ -41,7 +41,7 @@ _TOLD: Final = 78
 
 _Kind = Annotated[
     Kind | None,
-    typer.Option("--kind", help="What the subject is; needed for media hashes and types alone."),
+    typer.Option("--kind", help="What the subject is; needed only for media hashes and types."),
 ]
 _Reason = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the log and shown to operators.")
@@ -78,8 +78,8 @@ def add_commands(app: typer.Typer) -> None:
     ) -> None:
         """Ban authors, networks, media hashes or types.
 
-        Nothing of a banned author is taken or served, and no session of that author stays open; nobody at a
-        banned address is served. What is stored stays stored. Every process on the database follows within
+        The relay accepts and serves no packet of a banned author, and ends the author's sessions. It serves
+        nobody at a banned address. Stored packets stay stored. Every process on the database follows within
         two seconds.
         """
         settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
@@ -89,7 +89,8 @@ def add_commands(app: typer.Typer) -> None:
     @app.command()
     def unban(
         subjects: Annotated[
-            list[str], typer.Argument(metavar="SUBJECT", help="What was banned, in the same words.")
+            list[str],
+            typer.Argument(metavar="SUBJECT", help="The subjects, written as when they were banned."),
         ],
         reason: _Reason = "lifted",
         kind: _Kind = None,
@@ -133,7 +134,7 @@ def add_commands(app: typer.Typer) -> None:
         data_dir: DataDirInUse = None,
         json: Json = False,
     ) -> None:
-        """Show packets again that were removed. Exit code 1 if one of them was not."""
+        """Show packets again that were removed. Exit code 1 if one of them was not removed."""
         settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
         wanted = _subjects(packet_ids, Kind.PACKET)
         _rule(settings, wanted, reason, by, bans=False, json=json)
@@ -158,8 +159,8 @@ def add_commands(app: typer.Typer) -> None:
             typer.Option(
                 "--places",
                 metavar="FILE",
-                help="Erase what the lines of strata-pipeline find name, - for stdin: also what retention"
-                " has dropped.",
+                help="Erase the packets in this output of strata-pipeline find (- for stdin), even if"
+                " retention has dropped them.",
             ),
         ] = None,
         dry_run: Annotated[
@@ -175,9 +176,8 @@ def add_commands(app: typer.Typer) -> None:
 
         Their content and their author disappear from the log; a signed tombstone keeps each place. Packets
         that carry keys or revoke them stay. If it is interrupted, run it again to finish. Exit code 1 if some
-        packets were not there or stay. A packet of a day that retention has dropped has no place in the log
-        any more, and perhaps one in a lake: with --places it gets a tombstone, with which strata-pipeline
-        erase can remove it there.
+        packets were not there or stay. A packet of a day that retention has dropped may still be in a lake:
+        with --places it gets a tombstone, so that strata-pipeline erase can remove it there.
         """
         settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
         if [bool(packet_ids), bool(authors), places is not None].count(True) != 1:
@@ -233,7 +233,7 @@ def add_commands(app: typer.Typer) -> None:
     @app.command()
     def log(
         subject: Annotated[
-            str | None, typer.Argument(metavar="SUBJECT", help="Only what was ruled about this.")
+            str | None, typer.Argument(metavar="SUBJECT", help="Only rulings about this subject.")
         ] = None,
         limit: Annotated[
             int | None,

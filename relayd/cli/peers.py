@@ -49,7 +49,7 @@ def peers_list(
 ) -> None:
     """Show how each peer stands.
 
-    A peer that is in the table and not in `peers_file` is not read from any more.
+    The relay no longer reads from a peer that is in the table and not in `peers_file`.
     """
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.federation.overview import peer_line, peer_rows
@@ -94,7 +94,7 @@ def peers_reset_cursor(
 ) -> None:
     """Read a peer's log again from its beginning.
 
-    What this relay has already is not stored again.
+    Packets that this relay already has are not stored again.
     """
     _change_peer(config, database_url, data_dir, peer, "reset-cursor")
 
@@ -169,7 +169,7 @@ def peers_reconcile(
 ) -> None:
     """Have the running relay compare what it has with a peer, and bring what is missing.
 
-    Exit code 1 if the comparison did not come to its end. Stopping the command does not stop the relay.
+    Exit code 1 if the comparison did not finish. Stopping the command does not stop the relay.
     """
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     try:

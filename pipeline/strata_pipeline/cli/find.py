@@ -40,11 +40,11 @@ def find_command(
 ) -> None:
     """Name the places of packets, for relayd erase --places.
 
-    Nothing is changed. Each place is a line on stdout, which tells the packet's id, its place in the log and
-    its time of receipt, and nothing else. The relay gives each of them a tombstone, also if retention has
-    dropped its day from the log; then strata-pipeline erase removes the packet from the lake. Packets that
-    carry keys or revoke them are left out. The counts are on stderr, with --json as JSON. Exit code 1 if a
-    packet is not there, or if a damaged row cannot be named.
+    It changes nothing. Each line on stdout has a packet's id, its place in the log and its time of receipt,
+    and nothing else. relayd erase --places gives each place a tombstone, even if retention has dropped its
+    day from the log; then strata-pipeline erase removes the packet from the lake. Packets that carry keys or
+    revoke them are left out. The counts are on stderr, with --json as JSON. Exit code 1 if a packet is not
+    there, or if a damaged row cannot be named.
     """
     from strata_pipeline.jobs.find import Searched, find
     from strata_pipeline.session import open_session

@@ -122,7 +122,9 @@ def list_(
 
 @app.command()
 def log(
-    subject: Annotated[str | None, typer.Argument(metavar="SUBJECT", help="Only about this.")] = None,
+    subject: Annotated[
+        str | None, typer.Argument(metavar="SUBJECT", help="Only rulings about this subject.")
+    ] = None,
     relay: RelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,

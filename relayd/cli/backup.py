@@ -19,7 +19,9 @@ from relayd.exit_codes import EXIT_INCOMPLETE
 if TYPE_CHECKING:
     from relayd.backups import Drilled
 
-__all__ = ["add_backup_commands"]
+__all__ = ["backups"]
+
+backups = typer.Typer(no_args_is_help=True, help="Make, check and put back backups of the database.")
 
 _DatabaseUrl = Annotated[
     str | None, typer.Option(metavar="URL", help="The PostgreSQL to copy; its role needs REPLICATION.")
@@ -27,103 +29,96 @@ _DatabaseUrl = Annotated[
 _Backup = Annotated[Path, typer.Argument(metavar="BACKUP", help="The folder of the backup.")]
 
 
-def add_backup_commands(app: typer.Typer) -> None:
-    """Add the group `backup` to the relay's commands."""
-    group = typer.Typer(
-        name="backup",
-        help="Make, check and put back backups of the database.",
-        no_args_is_help=True,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.add_typer(group)
+@backups.command()
+def create(
+    backup: _Backup,
+    config: ConfigFile = None,
+    database_url: _DatabaseUrl = None,
+    data_dir: DataDirInUse = None,
+    json: Json = False,
+) -> None:
+    """Copy the whole server with pg_basebackup.
 
-    @group.command()
-    def create(
-        backup: _Backup,
-        config: ConfigFile = None,
-        database_url: _DatabaseUrl = None,
-        data_dir: DataDirInUse = None,
-        json: Json = False,
-    ) -> None:
-        """Copy the whole server with pg_basebackup.
+    The relay keeps running. pg_verifybackup then checks every file.
+    """
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    head = console.run(_create(settings, backup))
+    if json:
+        console.print_json({"backup": str(backup), "head": head})
+    else:
+        typer.echo(f"{backup} has the log up to sequence {head} at least")
 
-        The relay keeps running. pg_verifybackup then checks every file.
-        """
-        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-        head = console.run(_create(settings, backup))
-        if json:
-            console.print_json({"backup": str(backup), "head": head})
-        else:
-            typer.echo(f"{backup} has the log up to sequence {head} at least")
 
-    @group.command()
-    def follow(
-        backup: _Backup,
-        config: ConfigFile = None,
-        database_url: _DatabaseUrl = None,
-        data_dir: DataDirInUse = None,
-    ) -> None:
-        """Write the server's WAL into a backup until SIGINT.
+@backups.command()
+def follow(
+    backup: _Backup,
+    config: ConfigFile = None,
+    database_url: _DatabaseUrl = None,
+    data_dir: DataDirInUse = None,
+) -> None:
+    """Write the server's WAL into a backup until SIGINT.
 
-        Any moment since the backup can then be restored. Run it as a service, and start it right after
-        `create`: if WAL in between is missing, it exits with 3, and you need a new backup.
-        """
-        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-        console.run(_follow(settings, backup))
+    Any moment since the backup can then be restored. Run it as a service, and start it right after
+    `create`: if WAL in between is missing, it exits with 3, and you need a new backup.
+    """
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    console.run(_follow(settings, backup))
 
-    @group.command()
-    def verify(
-        backup: _Backup,
-        config: ConfigFile = None,
-        database_url: _DatabaseUrl = None,
-        data_dir: DataDirInUse = None,
-        json: Json = False,
-    ) -> None:
-        """Drill: start a copy of a backup and count.
 
-        It counts every place of the log and recomputes every packet's id. If the live database can be
-        reached, it also reports how many packets that has beyond the backup. Exit code 1 if anything that was
-        acknowledged before the backup is missing.
-        """
-        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-        _tell(console.run(_drill(settings, backup)), json)
+@backups.command()
+def verify(
+    backup: _Backup,
+    config: ConfigFile = None,
+    database_url: _DatabaseUrl = None,
+    data_dir: DataDirInUse = None,
+    json: Json = False,
+) -> None:
+    """Drill: start a copy of a backup and count.
 
-    @group.command()
-    def restore(
-        backup: _Backup,
-        verify: Annotated[
-            bool, typer.Option("--verify", help="Check the files and count the log as well.")
-        ] = False,
-        until: Annotated[
-            datetime | None,
-            typer.Option(
-                "--until",
-                metavar="TIME",
-                formats=["%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%M:%S.%fZ"],
-                help="The moment to stop at, such as 2026-11-26T21:00:00Z, of a backup that was followed."
-                " Default: the last.",
-            ),
-        ] = None,
-        config: ConfigFile = None,
-        data_dir: DataDirInUse = None,
-        json: Json = False,
-    ) -> None:
-        """Put a backup into an empty data folder.
+    It counts every place of the log and recomputes every packet's id. If the live database can be
+    reached, it also reports how many packets that has beyond the backup. Exit code 1 if anything that was
+    acknowledged before the backup is missing.
+    """
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    _tell(console.run(_drill(settings, backup)), json)
 
-        The log begins a new epoch there, so that readers who had come further are told. Exit code 1 if
-        anything that was acknowledged before the backup is missing.
-        """
-        from relayd.backups import restore as put_back
 
-        settings = console.read_settings(config, data_dir=data_dir)
-        moment = None if until is None else until.replace(tzinfo=UTC)
-        found = console.run(put_back(backup, settings.data_dir, verify=verify, until=moment))
-        if found is not None:
-            _tell(found, json)
-        elif json:
-            console.print_json({"data_dir": str(settings.data_dir)})
-        else:
-            typer.echo(f"{settings.data_dir} has the backup")
+@backups.command()
+def restore(
+    backup: _Backup,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check the files and count the log as well.")
+    ] = False,
+    until: Annotated[
+        datetime | None,
+        typer.Option(
+            "--until",
+            metavar="TIME",
+            formats=["%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%M:%S.%fZ"],
+            help="The moment to stop at, such as 2026-11-26T21:00:00Z, of a backup that was followed."
+            " Default: the last.",
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    data_dir: DataDirInUse = None,
+    json: Json = False,
+) -> None:
+    """Put a backup into an empty data folder.
+
+    The log begins a new epoch there, so that readers who had come further are told. Exit code 1 if
+    anything that was acknowledged before the backup is missing.
+    """
+    from relayd.backups import restore as put_back
+
+    settings = console.read_settings(config, data_dir=data_dir)
+    moment = None if until is None else until.replace(tzinfo=UTC)
+    found = console.run(put_back(backup, settings.data_dir, verify=verify, until=moment))
+    if found is not None:
+        _tell(found, json)
+    elif json:
+        console.print_json({"data_dir": str(settings.data_dir)})
+    else:
+        typer.echo(f"{settings.data_dir} has the backup")
 
 
 def _tell(found: Drilled, json: bool) -> None:

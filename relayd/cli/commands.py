@@ -23,8 +23,8 @@ from typer.main import get_command
 
 from relayd.cli import console
 from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDir, Json
-from relayd.cli.backup import add_backup_commands
-from relayd.cli.moderate import add_commands
+from relayd.cli.backup import backups
+from relayd.cli.moderate import rulings
 from relayd.cli.peers import peers
 from relayd.cli.sessions import sessions
 from relayd.config import ConfigurationError, Settings
@@ -417,8 +417,8 @@ def _summarise(summary: Any, json: bool, *, to_stdout: bool) -> None:
     typer.echo(text, err=not to_stdout)
 
 
-add_commands(app)
-add_backup_commands(app)
+app.add_typer(rulings)
+app.add_typer(backups, name="backup")
 app.add_typer(peers, name="peers")
 app.add_typer(sessions, name="sessions")
 

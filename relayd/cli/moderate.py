@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from relayd.store.erasing import Erased
     from relayd.store.places import PlacesErased
 
-__all__ = ["actor_of", "add_commands", "opened_store", "time_text"]
+__all__ = ["actor_of", "opened_store", "rulings", "time_text"]
+
+rulings = typer.Typer()
+"""The commands of moderation, which stand among the relay's own."""
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d{1,9})([smhdw])")
@@ -58,217 +61,216 @@ _For = Annotated[
 ]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands of moderation to the relay's."""
+@rulings.command()
+def ban(
+    subjects: Annotated[
+        list[str],
+        typer.Argument(metavar="SUBJECT", help="A DID, an address or network, a media hash or a type."),
+    ],
+    reason: _Reason,
+    kind: _Kind = None,
+    lasting: _For = None,
+    by: _By = None,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDirInUse = None,
+    json: Json = False,
+) -> None:
+    """Ban authors, networks, media hashes or types.
 
-    @app.command()
-    def ban(
-        subjects: Annotated[
-            list[str],
-            typer.Argument(metavar="SUBJECT", help="A DID, an address or network, a media hash or a type."),
-        ],
-        reason: _Reason,
-        kind: _Kind = None,
-        lasting: _For = None,
-        by: _By = None,
-        config: ConfigFile = None,
-        database_url: DatabaseUrl = None,
-        data_dir: DataDirInUse = None,
-        json: Json = False,
-    ) -> None:
-        """Ban authors, networks, media hashes or types.
+    The relay accepts and serves no packet of a banned author, and ends the author's sessions. It serves
+    nobody at a banned address. Stored packets stay stored. Every process on the database follows within
+    two seconds.
+    """
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    wanted = _subjects(subjects, kind)
+    _rule(settings, wanted, reason, by, lasting=lasting, json=json)
 
-        The relay accepts and serves no packet of a banned author, and ends the author's sessions. It serves
-        nobody at a banned address. Stored packets stay stored. Every process on the database follows within
-        two seconds.
-        """
-        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-        wanted = _subjects(subjects, kind)
-        _rule(settings, wanted, reason, by, lasting=lasting, json=json)
 
-    @app.command()
-    def unban(
-        subjects: Annotated[
-            list[str],
-            typer.Argument(metavar="SUBJECT", help="The subjects, written as when they were banned."),
-        ],
-        reason: _Reason = "lifted",
-        kind: _Kind = None,
-        by: _By = None,
-        config: ConfigFile = None,
-        database_url: DatabaseUrl = None,
-        data_dir: DataDirInUse = None,
-        json: Json = False,
-    ) -> None:
-        """Lift bans. Exit code 1 if one of the subjects was not banned."""
-        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-        wanted = _subjects(subjects, kind)
-        _rule(settings, wanted, reason, by, bans=False, json=json)
+@rulings.command()
+def unban(
+    subjects: Annotated[
+        list[str],
+        typer.Argument(metavar="SUBJECT", help="The subjects, written as when they were banned."),
+    ],
+    reason: _Reason = "lifted",
+    kind: _Kind = None,
+    by: _By = None,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDirInUse = None,
+    json: Json = False,
+) -> None:
+    """Lift bans. Exit code 1 if one of the subjects was not banned."""
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    wanted = _subjects(subjects, kind)
+    _rule(settings, wanted, reason, by, bans=False, json=json)
 
-    @app.command()
-    def remove(
-        packet_ids: Annotated[list[str], typer.Argument(metavar="PACKET_ID", help="The packets to hide.")],
-        reason: _Reason,
-        lasting: _For = None,
-        by: _By = None,
-        config: ConfigFile = None,
-        database_url: DatabaseUrl = None,
-        data_dir: DataDirInUse = None,
-        json: Json = False,
-    ) -> None:
-        """Hide packets on every path.
 
-        They need not have arrived yet. The log keeps them, so `relayd restore` brings them back.
-        """
-        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-        wanted = _subjects(packet_ids, Kind.PACKET)
-        _rule(settings, wanted, reason, by, lasting=lasting, json=json)
+@rulings.command()
+def remove(
+    packet_ids: Annotated[list[str], typer.Argument(metavar="PACKET_ID", help="The packets to hide.")],
+    reason: _Reason,
+    lasting: _For = None,
+    by: _By = None,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDirInUse = None,
+    json: Json = False,
+) -> None:
+    """Hide packets on every path.
 
-    @app.command()
-    def restore(
-        packet_ids: Annotated[list[str], typer.Argument(metavar="PACKET_ID", help="The packets to show.")],
-        reason: _Reason = "restored",
-        by: _By = None,
-        config: ConfigFile = None,
-        database_url: DatabaseUrl = None,
-        data_dir: DataDirInUse = None,
-        json: Json = False,
-    ) -> None:
-        """Show packets again that were removed. Exit code 1 if one of them was not removed."""
-        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-        wanted = _subjects(packet_ids, Kind.PACKET)
-        _rule(settings, wanted, reason, by, bans=False, json=json)
+    They need not have arrived yet. The log keeps them, so `relayd restore` brings them back.
+    """
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    wanted = _subjects(packet_ids, Kind.PACKET)
+    _rule(settings, wanted, reason, by, lasting=lasting, json=json)
 
-    @app.command()
-    def erase(
-        packet_ids: Annotated[
-            list[str] | None, typer.Argument(metavar="PACKET_ID", help="The packets to erase.")
-        ] = None,
-        reason: Annotated[
-            str,
-            typer.Option(
-                "--reason", metavar="TEXT", help="Why; it stays in the log, so put no names into it."
-            ),
-        ] = "",
-        authors: Annotated[
-            list[str] | None,
-            typer.Option("--author", metavar="DID", help="Erase all packets of this author."),
-        ] = None,
-        places: Annotated[
-            str | None,
-            typer.Option(
-                "--places",
-                metavar="FILE",
-                help="Erase the packets in this output of strata-pipeline find (- for stdin), even if"
-                " retention has dropped them.",
-            ),
-        ] = None,
-        dry_run: Annotated[
-            bool, typer.Option("--dry-run", help="With --places: change nothing, and say what would be done.")
-        ] = False,
-        by: _By = None,
-        config: ConfigFile = None,
-        database_url: DatabaseUrl = None,
-        data_dir: DataDirInUse = None,
-        json: Json = False,
-    ) -> None:
-        """Erase packets permanently.
 
-        Their content and their author disappear from the log; a signed tombstone keeps each place. Packets
-        that carry keys or revoke them stay. If it is interrupted, run it again to finish. Exit code 1 if some
-        packets were not there or stay. A packet of a day that retention has dropped may still be in a lake:
-        with --places it gets a tombstone, so that strata-pipeline erase can remove it there.
-        """
-        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-        if [bool(packet_ids), bool(authors), places is not None].count(True) != 1:
-            console.fail(
-                EXIT_CONFIGURATION, "name packets, or authors with --author, or a file with --places"
-            )
-        if dry_run and places is None:
-            console.fail(EXIT_CONFIGURATION, "--dry-run needs --places")
-        if places is not None:
-            _erase_places(settings, places, reason, by, dry_run=dry_run, json=json)
-            return
-        kind = Kind.AUTHOR if authors else Kind.PACKET
-        wanted = [subject for _, subject in _subjects(authors or packet_ids or [], kind)]
-        try:
-            why, actor = check_reason(reason), actor_of(by)
-        except ValueError as error:
-            console.fail(EXIT_CONFIGURATION, str(error))
-        done = console.run(_erase(settings, kind, wanted, why, actor))
-        absent = len(set(wanted)) - done.packets - done.spared if kind is Kind.PACKET else 0
-        if json:
-            console.print_json({"erased": done.packets, "spared": done.spared, "absent": absent})
-        else:
-            typer.echo(f"{done.packets} packets erased")
-            if done.spared:
-                typer.echo(f"{done.spared} stay: they carry keys, or revoke them")
-            if absent:
-                typer.echo(
-                    f"{absent} are not in the log, or were erased before; retention may have dropped them:"
-                    " then strata-pipeline find names their places for --places"
-                )
-        if settings.archive_manifests is not None and done.packets:
-            typer.echo("the lake is not erased by this: see docs/guides/moderation.md", err=True)
-        if absent or (done.spared and kind is Kind.PACKET):
-            raise typer.Exit(EXIT_INCOMPLETE)
+@rulings.command()
+def restore(
+    packet_ids: Annotated[list[str], typer.Argument(metavar="PACKET_ID", help="The packets to show.")],
+    reason: _Reason = "restored",
+    by: _By = None,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDirInUse = None,
+    json: Json = False,
+) -> None:
+    """Show packets again that were removed. Exit code 1 if one of them was not removed."""
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    wanted = _subjects(packet_ids, Kind.PACKET)
+    _rule(settings, wanted, reason, by, bans=False, json=json)
 
-    @app.command("list")
-    def list_(
-        kind: Annotated[Kind | None, typer.Option("--kind", help="Only these.")] = None,
-        config: ConfigFile = None,
-        database_url: DatabaseUrl = None,
-        data_dir: DataDirInUse = None,
-        json: Json = False,
-    ) -> None:
-        """List bans in force and removed packets."""
-        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-        bans = console.run(_bans(settings, kind))
-        if json:
-            console.print_json([entry._asdict() for entry in bans])
-            return
-        for entry in bans:
-            typer.echo(f"{_ban_text(entry)}  by {entry.actor}: {_short(entry.reason)}")
 
-    @app.command()
-    def log(
-        subject: Annotated[
-            str | None, typer.Argument(metavar="SUBJECT", help="Only rulings about this subject.")
-        ] = None,
-        limit: Annotated[
-            int | None,
-            typer.Option(
-                "--limit",
-                min=1,
-                max=100_000,
-                metavar="N",
-                help="The newest N. Default: 50, and all with --json.",
-            ),
-        ] = None,
-        config: ConfigFile = None,
-        database_url: DatabaseUrl = None,
-        data_dir: DataDirInUse = None,
-        json: Json = False,
-    ) -> None:
-        """Show the log of rulings: who, what and why.
+@rulings.command()
+def erase(
+    packet_ids: Annotated[
+        list[str] | None, typer.Argument(metavar="PACKET_ID", help="The packets to erase.")
+    ] = None,
+    reason: Annotated[
+        str,
+        typer.Option("--reason", metavar="TEXT", help="Why; it stays in the log, so put no names into it."),
+    ] = "",
+    authors: Annotated[
+        list[str] | None,
+        typer.Option("--author", metavar="DID", help="Erase all packets of this author."),
+    ] = None,
+    places: Annotated[
+        str | None,
+        typer.Option(
+            "--places",
+            metavar="FILE",
+            help="Erase the packets in this output of strata-pipeline find (- for stdin), even if"
+            " retention has dropped them.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --places: change nothing, and say what would be done.")
+    ] = False,
+    by: _By = None,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDirInUse = None,
+    json: Json = False,
+) -> None:
+    """Erase packets permanently.
 
-        The newest comes first. --json shows the state before and after.
-        """
-        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-        if json:
-            lines = console.run(_ruled(settings, subject, limit))
-            console.print_json([_ruled_plain(line) for line in lines])
-            return
-        shown = limit or _SHOWN
-        lines = console.run(_ruled(settings, subject, shown + 1))
-        for line in lines[:shown]:
-            until = "" if line.after is None else _until(line.after.expires_at)
+    Their content and their author disappear from the log; a signed tombstone keeps each place. Packets
+    that carry keys or revoke them stay. If it is interrupted, run it again to finish. Exit code 1 if some
+    packets were not there or stay. A packet of a day that retention has dropped may still be in a lake:
+    with --places it gets a tombstone, so that strata-pipeline erase can remove it there.
+    """
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    if [bool(packet_ids), bool(authors), places is not None].count(True) != 1:
+        console.fail(EXIT_CONFIGURATION, "name packets, or authors with --author, or a file with --places")
+    if dry_run and places is None:
+        console.fail(EXIT_CONFIGURATION, "--dry-run needs --places")
+    if places is not None:
+        _erase_places(settings, places, reason, by, dry_run=dry_run, json=json)
+        return
+    kind = Kind.AUTHOR if authors else Kind.PACKET
+    wanted = [subject for _, subject in _subjects(authors or packet_ids or [], kind)]
+    try:
+        why, actor = check_reason(reason), actor_of(by)
+    except ValueError as error:
+        console.fail(EXIT_CONFIGURATION, str(error))
+    done = console.run(_erase(settings, kind, wanted, why, actor))
+    absent = len(set(wanted)) - done.packets - done.spared if kind is Kind.PACKET else 0
+    if json:
+        console.print_json({"erased": done.packets, "spared": done.spared, "absent": absent})
+    else:
+        typer.echo(f"{done.packets} packets erased")
+        if done.spared:
+            typer.echo(f"{done.spared} stay: they carry keys, or revoke them")
+        if absent:
             typer.echo(
-                f"{line.number}  {time_text(line.at)}  {line.actor} ({line.via})"
-                f"  {_word(line.act, line.kind)} {line.kind} {line.subject}{until}: {_short(line.reason)}"
+                f"{absent} are not in the log, or were erased before; retention may have dropped them:"
+                " then strata-pipeline find names their places for --places"
             )
-        if lines[shown:]:
-            typer.echo("older rulings are left out: --limit N shows more", err=True)
+    if settings.archive_manifests is not None and done.packets:
+        typer.echo("the lake is not erased by this: see docs/guides/moderation.md", err=True)
+    if absent or (done.spared and kind is Kind.PACKET):
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+@rulings.command("list")
+def list_(
+    kind: Annotated[Kind | None, typer.Option("--kind", help="Only these.")] = None,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDirInUse = None,
+    json: Json = False,
+) -> None:
+    """List bans in force and removed packets."""
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    bans = console.run(_bans(settings, kind))
+    if json:
+        console.print_json([entry._asdict() for entry in bans])
+        return
+    for entry in bans:
+        typer.echo(f"{_ban_text(entry)}  by {entry.actor}: {_short(entry.reason)}")
+
+
+@rulings.command()
+def log(
+    subject: Annotated[
+        str | None, typer.Argument(metavar="SUBJECT", help="Only rulings about this subject.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            min=1,
+            max=100_000,
+            metavar="N",
+            help="The newest N. Default: 50, and all with --json.",
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDirInUse = None,
+    json: Json = False,
+) -> None:
+    """Show the log of rulings: who, what and why.
+
+    The newest comes first. --json shows the state before and after.
+    """
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    if json:
+        lines = console.run(_ruled(settings, subject, limit))
+        console.print_json([_ruled_plain(line) for line in lines])
+        return
+    shown = limit or _SHOWN
+    lines = console.run(_ruled(settings, subject, shown + 1))
+    for line in lines[:shown]:
+        until = "" if line.after is None else _until(line.after.expires_at)
+        typer.echo(
+            f"{line.number}  {time_text(line.at)}  {line.actor} ({line.via})"
+            f"  {_word(line.act, line.kind)} {line.kind} {line.subject}{until}: {_short(line.reason)}"
+        )
+    if lines[shown:]:
+        typer.echo("older rulings are left out: --limit N shows more", err=True)
 
 
 def _rule(

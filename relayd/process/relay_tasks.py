@@ -9,9 +9,9 @@ import gc
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from strata.protocol.ids import Signer
 
@@ -147,33 +147,11 @@ class Serving:
             on_report=None if self._machines is None else self._machines.hear,
         )
         await rulings.look()  # no peer is served before the bans are known
-        jobs: list[asyncio.Task[object]] = [
-            asyncio.create_task(coroutine, name=name)
-            for name, coroutine in (
-                ("writer", relay.writer.run()),
-                ("tail", relay.tail.run()),
-                ("loop", self._watch_loop()),
-                ("sweep", sweep(relay.registry, self._count)),
-                ("health", watch_database(self._store.ping, self._database_is, relay.faults)),
-                ("maintenance", maintain(self._settings, self._store, relay.faults)),
-                ("policy", self._policy.refresh()),
-                ("rulings", rulings.run()),
-                ("roll", self._roll.run()),
-                ("memory", watch_memory(self._settings, relay.registry, self._metrics)),
-                ("guard", self._guard.run()),
-                ("gauges", self._gauges.run()),
-            )
-        ]
+        jobs = self._begin_jobs()
         reading = None
         if self._federation is not None:
             reading = asyncio.create_task(self._federation.run(), name="federation")
             jobs.append(reading)
-        if self._neighbours is not None:
-            jobs.append(asyncio.create_task(self._neighbours.run(), name="neighbours"))
-        if self._machines is not None:
-            jobs.append(asyncio.create_task(self._machines.run(), name="machines"))
-        if self._settings.announce_seconds:
-            jobs.append(asyncio.create_task(self._announcer.run(), name="announcing"))
         try:
             announce(self._listen())
             _calm_the_collector()
@@ -204,6 +182,30 @@ class Serving:
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
+
+    def _begin_jobs(self) -> list[asyncio.Task[object]]:
+        relay = self._relay
+        jobs: dict[str, Coroutine[Any, Any, object]] = {
+            "writer": relay.writer.run(),
+            "tail": relay.tail.run(),
+            "loop": self._watch_loop(),
+            "sweep": sweep(relay.registry, self._count),
+            "health": watch_database(self._store.ping, self._database_is, relay.faults),
+            "maintenance": maintain(self._settings, self._store, relay.faults),
+            "policy": self._policy.refresh(),
+            "rulings": self._policy.rulings.run(),
+            "roll": self._roll.run(),
+            "memory": watch_memory(self._settings, relay.registry, self._metrics),
+            "guard": self._guard.run(),
+            "gauges": self._gauges.run(),
+        }
+        if self._neighbours is not None:
+            jobs["neighbours"] = self._neighbours.run()
+        if self._machines is not None:
+            jobs["machines"] = self._machines.run()
+        if self._settings.announce_seconds:
+            jobs["announcing"] = self._announcer.run()
+        return [asyncio.create_task(job, name=name) for name, job in jobs.items()]
 
     def _listen(self) -> dict[str, str]:
         settings = self._settings

@@ -513,4 +513,4 @@ def _read_record(backup: Path) -> _Record:
     try:
         return msgspec.json.decode((backup / _RECORD).read_bytes(), type=_Record)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        raise BackupFailed(f"{backup} is no backup that `relayd backup create` has finished") from None
+        raise BackupFailed(f"{backup} is not a backup that `relayd backup create` has finished") from None

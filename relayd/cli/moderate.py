@@ -328,7 +328,7 @@ def _subjects(texts: list[str], kind: Kind | None) -> list[tuple[Kind, str]]:
             which = kind or kind_of(text)
             if which is None:
                 raise ValueError(
-                    f"{text} is no DID and no network: say --kind media or --kind type,"
+                    f"{text} is neither a DID nor a network: say --kind media or --kind type,"
                     " or use `relayd remove` for a packet"
                 )
             found.append((which, subject_of(which, text)))

@@ -175,7 +175,7 @@ def peers_reconcile(
     try:
         moment = None if since is None else since_of(since, time.time())
     except (ValueError, OverflowError, OSError):
-        console.fail(EXIT_CONFIGURATION, f"{since} is no time: write 12h, 7d or a date")
+        console.fail(EXIT_CONFIGURATION, f"{since} is not a time: write 12h, 7d or a date")
     from relayd.federation.comparing import SETTLED_SECONDS
 
     if moment is not None and moment > time.time() - SETTLED_SECONDS:  # two empty sets would be equal

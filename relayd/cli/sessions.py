@@ -38,7 +38,7 @@ def sessions_list(
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     kind = None if subject is None else kind_of(subject)
     if subject is not None and kind is None:
-        console.fail(EXIT_CONFIGURATION, f"{subject} is no DID and no network")
+        console.fail(EXIT_CONFIGURATION, f"{subject} is neither a DID nor a network")
     question = Question(
         identity=subject if kind is Kind.AUTHOR else None, network=subject if kind is Kind.NETWORK else None
     )

@@ -116,7 +116,7 @@ def test_what_a_backup_promises_is_on_the_disk(tmp_path: Path, monkeypatch: pyte
 
 def test_a_record_that_is_damaged_makes_no_backup(tmp_path: Path):
     (tmp_path / "relayd.json").write_bytes(b'{"taken_at":1,"head":0,"epoch":1,"version":"\xff"}')
-    with pytest.raises(BackupFailed, match="is no backup"):
+    with pytest.raises(BackupFailed, match="is not a backup"):
         _read_record(tmp_path)
 
 

@@ -248,7 +248,7 @@ class Reconciler:
             elif mode == _SKIP:
                 differs = False
             else:
-                raise NegentropyError(f"{mode} is no mode")
+                raise NegentropyError(f"{mode} is not a mode")
             if differs:
                 if is_skipping:
                     writer.range(before, _SKIP)
@@ -327,5 +327,5 @@ def _varint(number: int) -> bytes:
 
 def _version(message: bytes) -> int:
     if not message or not 0x60 <= message[0] <= 0x6F:
-        raise NegentropyError("this is no message of negentropy")
+        raise NegentropyError("this is not a negentropy message")
     return message[0]

@@ -57,7 +57,7 @@ def read_place(line: bytes) -> PacketPlace:
     place = PacketPlace(packet_id, integer(sequence) or 0, -1 if (at := integer(received_at)) is None else at)
     day = day_of(place.sequence)
     if not is_day(day) or place.sequence <= first_of_day(day):
-        raise _refused("sequence is no place of a log")
+        raise _refused("the sequence is not a place in a log")
     if place.received_at // DAY_SECONDS != day:
         raise _refused(f"sequence is a place of {day_text(day)}, and received_at is not of that day")
     return place

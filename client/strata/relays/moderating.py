@@ -115,7 +115,7 @@ class Moderator(Dialogue):
     async def _authenticate(self, socket: ClientConnection) -> None:
         await super()._authenticate(socket)
         if _OPERATE not in self.granted:
-            raise RequestRefused("unauthenticated", "this identity is no operator of the relay")
+            raise RequestRefused("unauthenticated", "this identity is not an operator of the relay")
 
     async def _rule(self, message: wire.Moderate) -> wire.Moderated:
         answer = await self._ask(message, wire.decode_moderated)

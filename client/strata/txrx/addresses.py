@@ -145,7 +145,7 @@ def _parse_host_port(text: str, rest: str) -> tuple[str, int]:
         try:
             ipaddress.IPv6Address(inner)
         except ValueError:
-            raise InvalidAddress(f"{text!r}: {inner!r} is no IPv6 address") from None
+            raise InvalidAddress(f"{text!r}: {inner!r} is not an IPv6 address") from None
         if "%" in host and _HOST.fullmatch(zone) is None:
             raise InvalidAddress(f"{text!r}: {zone!r} names no interface")
         return host[1:-1], number
@@ -153,7 +153,7 @@ def _parse_host_port(text: str, rest: str) -> tuple[str, int]:
         raise InvalidAddress(f"{text!r}: write an IPv6 address in brackets")
     labels = host.removesuffix(".").split(".")
     if host != "*" and (_HOST.fullmatch(host) is None or not all(0 < len(one) <= 63 for one in labels)):
-        raise InvalidAddress(f"{text!r}: {host!r} is no host")
+        raise InvalidAddress(f"{text!r}: {host!r} is not a host")
     return host, number
 
 
@@ -183,7 +183,7 @@ def _parse_relay(text: str, rest: str) -> RelayAddress:
     except ValueError:
         usable = False
     if not usable or not url.isprintable() or " " in url:
-        raise InvalidAddress(f"{text!r}: {url!r} is no ws:// or wss:// URL")
+        raise InvalidAddress(f"{text!r}: {url!r} is not a ws:// or wss:// URL")
     if not topic.startswith("/") or not topic.isprintable():
         raise InvalidAddress(f"{text!r}: a content topic such as #/app/1/name/proto has to follow the URL")
     return RelayAddress(url, topic)

@@ -152,7 +152,7 @@ def _tell(audited: Audited) -> None:
         print(f"{count:,} rows were erased since, by {did}")
     if audited.left_behind:
         left = f"{audited.left_behind:,} objects of interrupted archives"
-        print(f"{left} are no part of the lake: archive deletes them")
+        print(f"{left} are not part of the lake: archive deletes them")
     if audited.compared_up_to is not None and audited.behind:
         print(f"the log has {audited.behind:,} packets more: run archive")
     for finding in audited.findings[:_SHOWN]:

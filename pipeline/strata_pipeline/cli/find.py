@@ -76,7 +76,7 @@ def _check(packet_ids: list[str], authors: list[str]) -> None:
             raise UsageError(f"--author takes a DID, and {did!r} is none")
     for name in packet_ids:
         if not is_content_id(name):
-            raise UsageError(f"{name!r} is no packet id: 0x and 64 hex digits are needed")
+            raise UsageError(f"{name!r} is not a packet id: 0x and 64 hex digits are needed")
 
 
 def _text(searched: Searched) -> str:

@@ -95,7 +95,7 @@ def listed_ahead(copy: ObjectLake, manifest: Manifest) -> list[StoredObject] | N
     counts = sum(one.rows for one in objects) - aside, aside
     if counts != (manifest.packets, manifest.quarantined):
         raise LakeError(
-            f"{copy.place} has other objects of {batch_name(manifest)} than this lake: it is no copy of it. "
+            f"{copy.place} is not a copy of this lake: it has other objects of {batch_name(manifest)}. "
             "Copy the lake to another place"
         )
     return objects

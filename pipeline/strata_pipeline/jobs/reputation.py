@@ -63,7 +63,9 @@ def reputation(
     """
     is_local = not _HAS_SCHEME(str(probes))
     if is_local and not Path(probes).is_dir():
-        raise UsageError(f"{probes} is no folder; put there what `strata relays export` prints, as *.jsonl")
+        raise UsageError(
+            f"{probes} is not a folder; put there what `strata relays export` prints, as *.jsonl"
+        )
     now = time.time() if at is None else at
     seen = Observation()
     with translate_failures("reading probe logs"):

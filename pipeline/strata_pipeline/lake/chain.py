@@ -176,7 +176,9 @@ class Chain:
         if tip == GENESIS:
             return list(self.all())
         if not _NUMBER.fullmatch(tip) and not _HASH.fullmatch(tip):
-            raise UsageError(f"{tip} is no tip: it is 64 lowercase hex digits, or the number of a manifest")
+            raise UsageError(
+                f"{tip} is not a tip: a tip is 64 lowercase hex digits, or the number of a manifest"
+            )
         number = int(tip) if _NUMBER.fullmatch(tip) else None
         gained: list[Manifest] = []
         if number is None or number < self.end.number:

@@ -304,7 +304,7 @@ def _check_statistics(told: Statistics | None, kind: int | None) -> None:
         return
     bounds = (told.old_min, told.old_max, told.min, told.max)
     if any(one is not None and len(one) != width for one in bounds):
-        raise ValueError("its bounds are no numbers of its type")
+        raise ValueError("its bounds are not numbers of its type")
 
 
 def _check_sizes(told: _Sized | None, column: _Element) -> None:

@@ -253,5 +253,5 @@ def _number(name: str, text: str) -> int:
     except ValueError:
         number = -1
     if number < 0:
-        raise UsageError(f"option {name}: {text!r} is no number of rows or sequence")
+        raise UsageError(f"option {name}: {text!r} is neither a number of rows nor a sequence")
     return number

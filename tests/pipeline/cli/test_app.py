@@ -69,7 +69,7 @@ def test_whose_tombstones_count_is_said_by_a_did():
     [
         ([], "name packets, or authors with --author"),
         (["0x" + "ab" * 32, "--author", "did:strata:a"], "name packets, or authors with --author"),
-        (["0xab"], "'0xab' is no packet id: 0x and 64 hex digits"),
+        (["0xab"], "'0xab' is not a packet id: 0x and 64 hex digits"),
         (["--author", "ann"], "--author takes a DID, and 'ann' is none"),
         (["0x" + "ab" * 32] * 1001, "more than 1,000 are looked for at a time"),
     ],

@@ -37,7 +37,7 @@ def test_a_tip_is_named_by_hash_or_number_or_refused(tmp_path):
         ):
             lake.chain.after(unknown)
     for wrong in ("", "-1", "0xab", "latest", "AB" * 32):
-        with pytest.raises(UsageError, match="is no tip"):
+        with pytest.raises(UsageError, match="is not a tip"):
             lake.chain.after(wrong)
 
 

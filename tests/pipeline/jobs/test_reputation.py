@@ -186,6 +186,6 @@ def test_the_command_prints_a_line_for_each_relay(spark, tmp_path):
 
 
 def test_without_a_folder_there_is_nothing_to_read(spark, tmp_path):
-    with pytest.raises(UsageError, match="is no folder; put there what `strata relays export` prints"):
+    with pytest.raises(UsageError, match="is not a folder; put there what `strata relays export` prints"):
         reputation(spark, tmp_path / "nowhere")
     assert reputation(spark, tmp_path, at=NOW).relays == []

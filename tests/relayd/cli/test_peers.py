@@ -24,4 +24,4 @@ def test_a_time_that_is_none_is_refused(since):
     arguments = ["peers", "reconcile", "did:strata:none", "--since", since]
     result = CliRunner().invoke(cli.app, [*arguments, *NOWHERE], prog_name="relayd")
     assert result.exit_code == EXIT_CONFIGURATION
-    assert f"{since} is no time" in result.stderr
+    assert f"{since} is not a time" in result.stderr

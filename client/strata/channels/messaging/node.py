@@ -28,7 +28,7 @@ class InvalidContentTopic(NodeError, ValueError):
 
     def __str__(self) -> str:
         return (
-            f"{self.topic[:80]!r} is no content topic: those begin with '/', have 2 to {_MAX_TOPIC_BYTES} "
+            f"{self.topic[:80]!r} is not a content topic: those begin with '/', have 2 to {_MAX_TOPIC_BYTES} "
             "bytes and no control characters, as /chat/1/room/proto"
         )
 

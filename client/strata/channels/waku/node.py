@@ -103,7 +103,7 @@ class WakuNode:
         Raises `ValueError` for unusable arguments.
         """
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise ValueError(f"{url!r} is no http or https URL")
+            raise ValueError(f"{url!r} is not an http or https URL")
         if send_by not in ("relay", "lightpush") or receive_by not in ("relay", "filter"):
             raise ValueError("send_by is relay or lightpush, and receive_by relay or filter")
         if shards < 1 or not poll_seconds > 0 or not timeout > 0:

@@ -78,7 +78,7 @@ def decode_erasure(text: bytes, name: str) -> Erasure:
     """Read one record. Raises `LakeError` with this `name` if it is damaged or of another version."""
     erasure = read_sealed(text, Erasure, _FORMAT, name)
     if not is_day(erasure.day):
-        refuse(name, f"{erasure.day} is no day")
+        refuse(name, f"{erasure.day} is not a day")
     return erasure
 
 

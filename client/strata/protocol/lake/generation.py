@@ -136,7 +136,7 @@ def decode_day_listing(text: bytes, name: str) -> DayListing:
     listing = read_sealed(text, DayListing, _FORMAT, name)
     for part in listing.parts:
         if (wrong := misnamed(part.objects)) is not None:
-            refuse(name, f"{wrong!r} is no name of an object with rows")
+            refuse(name, f"{wrong!r} is not the name of an object with rows")
     return listing
 
 
@@ -145,9 +145,9 @@ def decode_generation(text: bytes, name: str) -> Generation:
     name = f"generation {name}"
     generation = read_sealed(text, Generation, _FORMAT, name)
     if _is_attempt(generation.attempt) is None:
-        refuse(name, f"{generation.attempt!r} is no name of an attempt")
+        refuse(name, f"{generation.attempt!r} is not the name of an attempt")
     if not is_day(generation.day):
-        refuse(name, f"{generation.day} is no day")
+        refuse(name, f"{generation.day} is not a day")
     erasure = generation.erasure
     if erasure is not None and (
         erasure.day != generation.day or erasure.hash != hash_of(msgspec.to_builtins(erasure))

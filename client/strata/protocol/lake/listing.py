@@ -91,7 +91,7 @@ def decode_listing(text: bytes, name: str) -> Listing:
     """Read one listing. Raises `LakeError` with this `name` if it is damaged or of another version."""
     listing = read_sealed(text, Listing, _FORMAT, f"listing {name}")
     if (wrong := misnamed(listing.objects)) is not None:
-        refuse(f"listing {name}", f"{wrong!r} is no name of an object with rows")
+        refuse(f"listing {name}", f"{wrong!r} is not the name of an object with rows")
     return listing
 
 

@@ -206,7 +206,7 @@ class ScoreFile:
             return
         if version != SCHEMA_VERSION or not ours:
             raise ScoreFileError(
-                f"{self.path} is no relay scores file of version {SCHEMA_VERSION} (it says {version});"
+                f"{self.path} is not a relay scores file of version {SCHEMA_VERSION} (it says {version});"
                 " move it away or use another one"
             )
 

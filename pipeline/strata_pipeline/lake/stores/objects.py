@@ -120,7 +120,7 @@ class ObjectStore:
         """The store that `s3://bucket/prefix` and the environment name. Raises `UsageError`."""
         found = _is_place(place)
         if found is None or ".." in found[2]:
-            raise UsageError(f"{place} is no place for a lake: it is written s3://bucket/prefix")
+            raise UsageError(f"{place} is not a place for a lake: it is written s3://bucket/prefix")
         settings = {}
         for name, variables in _SETTINGS.items():
             told = next((environ[one] for one in variables if environ.get(one)), None)

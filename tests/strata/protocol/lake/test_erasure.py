@@ -72,7 +72,7 @@ def test_what_is_written_reads_back_and_what_was_changed_does_not():
 def test_a_record_of_a_day_that_is_none_is_refused():
     for day in (-1, 2**40):
         written = encode_erasure(seal_erasure(msgspec.structs.replace(record(), day=day)))
-        with pytest.raises(LakeError, match="is no day"):
+        with pytest.raises(LakeError, match="is not a day"):
             decode_erasure(written, "it")
 
 

@@ -97,16 +97,16 @@ def test_what_was_changed_is_refused(change, why):
 
 def test_a_generation_that_names_what_is_none_is_refused():
     for made, why in (
-        (msgspec.structs.replace(generation(), attempt="../../x"), "no name of an attempt"),
-        (msgspec.structs.replace(generation(), day=-1), "-1 is no day"),
-        (msgspec.structs.replace(generation(), day=2**53 - 1), "is no day"),
+        (msgspec.structs.replace(generation(), attempt="../../x"), "not the name of an attempt"),
+        (msgspec.structs.replace(generation(), day=-1), "-1 is not a day"),
+        (msgspec.structs.replace(generation(), day=2**53 - 1), "is not a day"),
         (generation(erasure=erasure(DAY + 1)), "erasure is that of another day"),
         (generation(erasure=msgspec.structs.replace(erasure(), erased=2)), "or was changed"),
     ):
         with pytest.raises(LakeError, match=why):
             decode_generation(encode_generation(seal_generation(made)), "name")
     listing = seal_day_listing(DAY, WRITER, [part(0, 6, "packets/../x.parquet")])
-    with pytest.raises(LakeError, match="is no name of an object"):
+    with pytest.raises(LakeError, match="is not the name of an object"):
         decode_day_listing(encode_day_listing(listing), "name")
 
 

@@ -87,7 +87,7 @@ def test_a_listing_that_was_changed_is_refused(change, why):
     ],
 )
 def test_names_that_lead_elsewhere_are_refused(name):
-    with pytest.raises(LakeError, match="is no name of an object"):
+    with pytest.raises(LakeError, match="is not the name of an object"):
         decode_listing(encode_listing(listing(name)), "name")
 
 

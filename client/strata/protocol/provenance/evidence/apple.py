@@ -78,7 +78,7 @@ class AppAttestVerifier:
         statement, data = attestation.get("attStmt"), attestation.get("authData")
         foreign = attestation.get("fmt") != "apple-appattest"
         if foreign or not isinstance(statement, dict) or not isinstance(data, bytes):
-            refuse_evidence("the payload is no App Attest object", "malformed_evidence")
+            refuse_evidence("the payload is not an App Attest object", "malformed_evidence")
         authenticator = _read_authenticator_data(data)
         leaf = self._leaf(statement.get("x5c"), now)
         if _nonce_of(leaf) != hashlib.sha256(data + nonce).digest():

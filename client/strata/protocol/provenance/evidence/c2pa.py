@@ -110,10 +110,10 @@ def _claim_text(manifest: SuperBox) -> bytes:
 def _read_signature(data: bytes) -> _Signature:
     value = decode(data.removeprefix(_COSE_SIGN1))
     if type(value) is not list or len(value) != 4:
-        refuse_evidence("the claim signature is no COSE_Sign1", "malformed_evidence")
+        refuse_evidence("the claim signature is not a COSE_Sign1", "malformed_evidence")
     protected, unprotected, payload, signature = value
     if type(protected) is not bytes or type(signature) is not bytes or payload is not None:
-        refuse_evidence("the claim signature is no detached COSE_Sign1", "malformed_evidence")
+        refuse_evidence("the claim signature is not a detached COSE_Sign1", "malformed_evidence")
     header: dict[Any, Any] = decode_map(protected)
     certificates = header.get(_CERTIFICATES)
     if certificates is None and type(unprotected) is dict:

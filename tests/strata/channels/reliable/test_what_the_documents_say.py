@@ -22,12 +22,18 @@ def guides() -> str:
     [
         pytest.param([r"causal and not total"], marks=pytest.mark.req("C-299"), id="order"),
         pytest.param(
-            [r"queries show relays what a participant is looking for", r"sync and repair messages travel on the same topic"],
+            [
+                r"queries show relays what a participant is looking for",
+                r"sync and repair messages travel on the same topic",
+            ],
             marks=pytest.mark.req("C-301"),
             id="queries",
         ),
         pytest.param(
-            [r"default store is in memory and forgets everything", r"use sqlite wherever a restart must not lose"],
+            [
+                r"default store is in memory and forgets everything",
+                r"use sqlite wherever a restart must not lose",
+            ],
             marks=pytest.mark.req("C-251", "C-252"),
             id="stores",
         ),

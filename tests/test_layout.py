@@ -247,8 +247,9 @@ def test_no_public_function_of_the_library_takes_or_returns_any():
     for path in sorted((ROOT / "client/strata").rglob("*.py")):
         if "tools" in path.relative_to(ROOT).parts:
             continue
-        classes = [node for node in tree(path).body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
-        for node in [inner for home in (tree(path), *classes) for inner in home.body]:
+        public = [node for node in tree(path).body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+        homes: list[ast.Module | ast.ClassDef] = [tree(path), *public]
+        for node in [inner for home in homes for inner in home.body]:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
                 continue
             written = f"{ast.unparse(node.args)} {ast.unparse(node.returns) if node.returns else ''}"

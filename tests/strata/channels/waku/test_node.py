@@ -162,7 +162,7 @@ def test_messages_that_cannot_be_read_do_not_hide_the_others() -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"no http|relay|positive"):
+    with pytest.raises(ValueError, match=r"not an http|relay|positive"):
         WakuNode(**wrong)
 
 

@@ -80,6 +80,7 @@ class StoreQueries:
         """When the next query is due, in wall milliseconds."""
         self.caught_up = not engine.config.query_on_connect
         """Whether everything has been read that the store had when it was last reached."""
+        engine.sds.set_reading(not self.caught_up)
         self.is_reading = False
         """Whether missed messages are being read."""
         self._receive = receive
@@ -192,6 +193,7 @@ class StoreQueries:
     def _set_caught_up(self, caught_up: bool) -> None:
         if self._engine.config.query_on_connect:
             self.caught_up = caught_up
+            self._engine.sds.set_reading(not caught_up)
 
     async def _guarded(self, work: Awaitable[None]) -> bool:
         """Whether a query succeeded. A store that is away or breaks its protocol is queried again later."""

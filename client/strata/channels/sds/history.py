@@ -64,6 +64,15 @@ class History:
             mark=mark,
         )
         self.unheard = Unheard(2 * config.acknowledgement_timeout_ms)
+        self._read_to: int | None = None
+        """The Lamport time up to which a store was read; None while there is nothing to read."""
+
+    def set_reading(self, on: bool) -> None:
+        """Note whether a store may have messages that are still to be read: see `KnownIds.trim`."""
+        if not on:
+            self._read_to = None
+        elif self._read_to is None:
+            self._read_to = self.known.horizon  # how far it was read before is not known
 
     def add(
         self,
@@ -103,7 +112,11 @@ class History:
             self.archive.size_bytes > self._config.max_history_bytes and len(self.log) > 1
         ):
             self._evict(self.log.first_logged())
-        reading = lamport if stored else math.inf
+        reading: float = math.inf if self._read_to is None else self._read_to
+        if stored:
+            reading = lamport
+            if self._read_to is not None and lamport <= clock:
+                self._read_to = lamport
         for forgotten in self.known.trim(clock, reading=reading, kept=self.log):
             self._mark("known", forgotten)
 

@@ -14,6 +14,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
+from heapq import nsmallest
 from itertools import islice
 
 from strata.channels.sds.bodies import Body
@@ -27,6 +28,8 @@ _MAX_LOOKS = 1_024
 """How many of the oldest ids are looked at at a time to find one that may be forgotten."""
 _MOST_BEYOND = 0.1
 """How many ids beyond the capacity, as a share of it, are kept while none is found that may be forgotten."""
+_STEP = 64
+"""How many ids are added after a look in vain before the next one, and how many must then go at a time."""
 NO_HORIZON = -1
 """A horizon below every Lamport time: no id has been forgotten yet."""
 
@@ -225,6 +228,11 @@ class KnownIds:
         self._capacity = capacity
         self._known: dict[str, tuple[int, int]] = {}
         self._arrivals: deque[str] = deque()
+        self._most = int((1 + _MOST_BEYOND) * capacity)
+        self._enough = capacity
+        """How many ids there may be before the next look for one that may be forgotten."""
+        self._is_turned = False
+        """Whether ids at the front of `_arrivals` were put behind the others."""
         self.horizon = horizon
 
     def __contains__(self, message_id: str) -> bool:
@@ -255,28 +263,45 @@ class KnownIds:
     def trim(self, clock: int, *, reading: float = math.inf, kept: Container[str] = frozenset()) -> list[str]:
         """Forget the oldest ids beyond the capacity, and return them. Times after `clock` set no horizon.
 
-        `reading` is the Lamport time of a message that was just read from a store. Ids of later messages stay
-        if possible: with a horizon at one of these, everything that is still to be read before it would be
-        refused. Ids that are `kept` stay too.
+        `reading` is the Lamport time up to which a store has been read, while one is. Ids of later messages
+        stay if possible: with a horizon at one of these, everything that is still to be read before it would
+        be refused. Ids that are `kept` stay too.
         """
         forgotten: list[str] = []
-        while len(self._known) > self._capacity:
-            places = range(min(_MAX_LOOKS, len(self._arrivals)))
-            at = next((at for at in places if self._may_go(self._arrivals[at], clock, reading, kept)), None)
-            if at is None and len(self._known) <= (1 + _MOST_BEYOND) * self._capacity:
-                self._arrivals.rotate(-len(places))  # the next ones are looked at next time
-                break
-            message_id = self._arrivals[at or 0]
-            del self._arrivals[at or 0]
-            lamport, _ = self._known.pop(message_id, (0, 0))
-            if lamport <= clock:
-                self.horizon = max(self.horizon, lamport)
-            forgotten.append(message_id)
+        if self._is_turned and reading == math.inf:
+            self._arrivals, self._is_turned, self._enough = deque(self._known), False, self._capacity
+        while len(self._known) > self._enough:
+            looked = islice(self._arrivals, _MAX_LOOKS)
+            goes = next((each for each in looked if self._may_go(each, clock, reading, kept)), None)
+            if goes is not None:
+                self._enough = self._capacity
+                forgotten.append(self._forget(goes, clock))
+            elif len(self._known) <= self._most:
+                self._arrivals.rotate(-_MAX_LOOKS)  # the next ones are looked at next time
+                self._is_turned, self._enough = True, min(len(self._known) + _STEP, self._most)
+            else:
+                excess = min(_STEP, len(self._known) - self._capacity)
+                forgotten += [self._forget(each, clock) for each in self._earliest(excess, kept)]
         return forgotten
+
+    def _forget(self, message_id: str, clock: int) -> str:
+        self._arrivals.remove(message_id)
+        lamport, _ = self._known.pop(message_id, (0, 0))
+        if lamport <= clock:
+            self.horizon = max(self.horizon, lamport)
+        return message_id
 
     def _may_go(self, message_id: str, clock: int, reading: float, kept: Container[str]) -> bool:
         lamport, _ = self._known.get(message_id, (0, 0))
         return not reading < lamport <= clock and message_id not in kept
+
+    def _earliest(self, count: int, kept: Container[str]) -> list[str]:
+        """The ids to forget if none may go: the later they are, the more is refused."""
+
+        def harm(message_id: str) -> tuple[bool, int]:
+            return message_id in kept, self._known.get(message_id, (0, 0))[0]
+
+        return nsmallest(count, islice(self._arrivals, _MAX_LOOKS), harm)
 
 
 def _sweep(arrivals: deque[str], there: Mapping[str, object]) -> None:

@@ -531,6 +531,14 @@ class Participant(Looking):
         self._clock.advance(now_ms)
         self._receiver.hold_heard(on)
 
+    def set_reading(self, on: bool) -> None:
+        """Report whether a store may have earlier messages that are still to be read.
+
+        Meanwhile, no id of a later message than those that were read is forgotten, if possible: without it,
+        all that is still to be read would be refused as too old.
+        """
+        self._history.set_reading(on)
+
     def set_hearing(self, hears: bool, now_ms: int) -> None:
         """Report whether received messages are passed on to this participant at all.
 

@@ -675,6 +675,8 @@ async def test_whoever_speaks_while_it_reads_more_than_it_remembers_still_gets_a
         if restarts:
             node.fails_after = 3
         node.gate.set()
+        await asyncio.sleep(0.0035)  # it has read more than it remembers
+        await channel.send(b"hello again")
         await asyncio.sleep(1)
         got += told.payloads
     node.fails_after = None

@@ -105,6 +105,22 @@ def test_however_many_ids_of_later_messages_there_are_what_is_still_to_be_read_i
     assert len(known._known) == 10_000 and "ours 0" not in known
 
 
+def test_after_a_reading_the_oldest_ids_are_forgotten_first_again() -> None:
+    known = KnownIds(2_000)
+    for number in range(2_100):
+        known.add(f"{number}", 10**6 + number, number)
+        assert known.trim(10**7, reading=5) == []
+    assert known.trim(10**7) == [f"{number}" for number in range(100)]
+
+
+def test_if_ids_of_later_messages_must_be_forgotten_it_is_the_earliest_that_are_not_kept() -> None:
+    known = KnownIds(10)
+    for number in range(12):
+        known.add(f"{number}", 100 - number, number)
+    assert known.trim(200, reading=5, kept={"11"}) == ["10", "9"]
+    assert known.horizon == 91
+
+
 def test_ids_of_later_messages_without_end_are_forgotten_all_the_same() -> None:
     known = KnownIds(1_000)
     for number in range(2_000):

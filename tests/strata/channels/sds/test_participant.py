@@ -814,6 +814,28 @@ def test_whoever_once_wrote_with_a_clock_of_next_year_hears_others_when_that_is_
     assert (of(Delivered, alice.events()), alice.statistics.refused_old) == ([], 1), "nothing comes twice"
 
 
+@pytest.mark.req("C-112", "C-296")
+def test_whoever_speaks_again_and_again_while_it_reads_more_than_it_remembers_takes_all_of_it() -> None:
+    config = replace(QUIET, max_history=5, max_known_ids=20)
+    reader = join("reader", config)
+    reader.set_reading(True)
+    taken: list[str] = []
+    for number in range(60):
+        if number % 25 == 0:
+            say(reader, f"hello {number}", T + number)
+        if number == 40:
+            reader = reborn("reader", reader, config=config)
+            reader.set_reading(True)
+            say(reader, "back", T + number)
+        reader.receive(stranger(f"m{number}", lamport=T - 1_000 + number), T + number, stored=True)
+        taken += [event.message_id for event in of(Delivered, reader.events())]
+    assert taken == [f"m{number}" for number in range(60)]
+    reader.set_reading(False)
+    say(reader, "all read", T + 100)
+    reader.receive(stranger("m0", lamport=T - 1_000), T + 100)
+    assert of(Delivered, reader.events()) == [], "nothing comes twice"
+
+
 @pytest.mark.req("C-095")
 def test_what_is_forgotten_leaves_the_store_too() -> None:
     config = replace(QUIET, max_history=2, max_known_ids=3)

@@ -243,9 +243,11 @@ class RelayTx(SessionTx[M]):
             carrier.heard(rest)
 
     def _do_post(self, message: M, return_channel: ReturnChannel[M] | None) -> SendError[M] | None:
-        if self._carrier is not None and self._carrier.connections != self._line.connections:
+        carrier = self._carrier
+        # If any is pending it stays with its receiver, or the sender asks already: what it hears then counts.
+        if carrier is not None and not self._session.pending and carrier.is_old:
             self._latest = None
-            self._ask_anew(self._carrier)
+            carrier.abort()
         return super()._do_post(message, return_channel)
 
     def _ask_anew(self, carrier: _Carrier[M]) -> None:
@@ -280,7 +282,7 @@ class _Carrier(Generic[M]):
         self, owner: RelayTx[M], channel: ReliableChannel, session: int, receiver: int, stream: int
     ) -> None:
         self.receiver = receiver
-        self.connections = owner._line.connections
+        self._connections = owner._line.connections
         self._owner = owner
         self._core = owner._session
         self._channel = channel
@@ -292,6 +294,11 @@ class _Carrier(Generic[M]):
         self._is_over = False
         self._ready = asyncio.Event()
         self._sending = asyncio.create_task(self._send(), name=f"send {owner.addr()}")
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the relay has been away since it began."""
+        return self._connections != self._owner._line.connections
 
     @property
     def unwritten(self) -> int:

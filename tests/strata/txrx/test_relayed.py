@@ -535,6 +535,35 @@ async def test_a_late_welcome_of_a_receiver_that_another_has_followed_counts_if_
 
 
 @pytest.mark.slow
+@pytest.mark.req("T-062", "T-104")
+async def test_who_began_while_a_sender_asks_anew_is_not_forgotten_at_its_next_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relayed, "_HELLO_SECONDS", 0.3)
+    theirs = Channel()
+    tx, desk = sender(theirs), Desk(theirs)
+    async with asyncio.timeout(5):
+        first = tx.try_post(b"one")
+        await desk.hello()
+        desk.say(_WELCOME)
+        await desk.piece()
+        desk.acknowledge(0)
+        assert await first is None
+        tx._line.connections += 1  # type: ignore[misc]
+        others = [tx.try_post(b"two")]
+        assert (await desk.heard())[0] == _BYE
+        await desk.hello()
+        tx._hear(_message(_WELCOME, 0, desk.receiver))
+        others.append(tx.try_post(b"three"))
+        desk.say(_WELCOME, receiver=1)  # one that was killed, late
+        await desk.hello()
+        desk.say(_WELCOME)
+        assert (await desk.piece())[:2] == (2, 0)
+        desk.acknowledge(1)
+        assert [await each for each in others] == [None, None]
+    assert await tx.close() == []
+
+
 @pytest.mark.req("T-097", "T-104")
 async def test_a_sender_that_nobody_answers_asks_now_and_then() -> None:
     theirs = Channel()

@@ -213,7 +213,7 @@ class SessionTx(Tx[M]):
             except ssl.SSLError as error:
                 self._failed(explain_tls(error))
             except TimeoutError:
-                self._failed(f"no connection within {self._settings.connect_timeout:g} s")
+                self._failed(f"{self._why_late()} within {self._settings.connect_timeout:g} s")
             except OSError as error:
                 self._failed(error.strerror or str(error))
             except ValueError as error:  # a host that the system refuses to look up
@@ -263,6 +263,9 @@ class SessionTx(Tx[M]):
             self._connecting = self._loop.create_task(self._reconnect(), name=f"dial {self._address} again")
         else:
             self._step()
+
+    def _why_late(self) -> str:
+        return "no connection"
 
     def _why_lost(self, error: Exception | None) -> str:
         return "the connection was closed" if error is None else str(error)

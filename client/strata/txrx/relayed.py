@@ -213,6 +213,10 @@ class RelayTx(SessionTx[M]):
                 welcome.set_result(other)  # the one that began last is silent
         return welcome.result()
 
+    def _why_late(self) -> str:
+        is_open = self._listening is not None and not self._listening.done()
+        return "no receiver answered" if is_open else super()._why_late()
+
     async def _listen(self) -> None:
         try:
             async for payload in self._line.heard():

@@ -581,6 +581,15 @@ async def test_a_sender_that_nobody_answers_asks_now_and_then() -> None:
     await tx.close()
 
 
+@pytest.mark.req("T-065", "T-104")
+async def test_a_sender_that_nobody_answers_says_so() -> None:
+    tx = sender(Channel(), settings=TxRxSettings(message_delivery_timeout=0.3, connect_timeout=0.05))
+    error = await tx.try_post(b"message")
+    assert error is not None and "no receiver answered within 0.05 s" in str(error)
+    assert error.delivery is DeliveryStatus.NOT_DELIVERED
+    await tx.close()
+
+
 @pytest.mark.req("T-104")
 async def test_so_many_pieces_are_under_way_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relayed, "_MOST_UNDER_WAY", 4)

@@ -14,6 +14,7 @@ import {
   type Reading,
   type ReliableChannel,
 } from "../src/client/channels/index.js";
+import { beyond, type Entry, makeEntry } from "../src/client/channels/entry.js";
 import { decodeMessage, messageContent, readEnvelope, repairContent } from "../src/client/channels/envelope.js";
 import { Forgotten, MAX_FORGOTTEN } from "../src/client/channels/forgotten.js";
 import { decodeSegment, encodeSegment, Reassembly } from "../src/client/channels/segments.js";
@@ -632,6 +633,28 @@ test("what was forgotten, its id too, is not handed over again, and nothing wait
   await one.channel.send(utf8("third"));
   await until(() => later.handed.length > 0, "it goes on");
   assert.deepEqual(later.handed, ["third"]);
+});
+
+test("whoever speaks while it reads more than it remembers takes all the rest", () => {
+  const now = 10 ** 9;
+  const forgotten = new Forgotten({ forgotten: [] });
+  const entries = new Map<string, Entry>();
+  const take = (id: string, lamport: number, isOwn: boolean): void => {
+    const message = { messageId: id, lamportTimestamp: BigInt(lamport) } as ContentMessage;
+    assert.ok(!forgotten.has(message), `${id} counts as forgotten`);
+    const kept = { id, wire: new Uint8Array(), isOwn, author: undefined, sentAt: undefined, hint: undefined, state: "sent" } as const;
+    entries.set(id, { ...makeEntry(message, kept), isReleased: true });
+    const oldest = beyond(entries.values(), 20, Infinity);
+    forgotten.add(oldest.map((each) => each.message), now);
+    for (const each of oldest) entries.delete(each.id);
+  };
+  for (let number = 0; number < MAX_FORGOTTEN + 2000; number++) {
+    if (number % 5000 === 0) take(`own ${number}`, now + number - MAX_FORGOTTEN - 2000, true);
+    take(`${number}`, number, false);
+  }
+  assert.ok(entries.has("own 0") && entries.size <= 22);
+  for (let number = 0; number < 30; number++) take(`new ${number}`, now + number, number % 2 === 0);
+  assert.ok(!entries.has("own 0") && entries.size <= 22);
 });
 
 test("what no relay has yet is not forgotten, however much it is", async (context) => {

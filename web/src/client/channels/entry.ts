@@ -57,11 +57,19 @@ export function nextOwnTime(entries: Iterable<Entry>, suggested: bigint, now: nu
   return next;
 }
 
-/** The entries to forget if there are too many: the oldest released ones, at least a tenth, and none being sent. */
+/**
+ * The entries to forget if there are too many: the oldest released ones, at least a tenth, and none being sent.
+ *
+ * An own message that was sent while older ones were still being read is newer than these. If it were forgotten first,
+ * all that is still to be read would count as forgotten once its id is forgotten too.
+ */
 export function beyond(entries: Iterable<Entry>, mostMessages: number, mostBytes: number): Entry[] {
   const known = [...entries].filter((each) => each.state !== "sending");
   const bytes = known.reduce((sum, { wire }) => sum + wire.length, 0);
   if (known.length <= 1.1 * mostMessages && bytes <= mostBytes) return [];
   const released = known.filter((each) => each.isReleased);
-  return released.slice(0, Math.max(known.length - mostMessages, Math.ceil(released.length / 10)));
+  const lastRead = released.filter(({ isOwn }) => !isOwn).at(-1)?.message.lamportTimestamp ?? 0n;
+  const isNewer = ({ isOwn, message }: Entry) => isOwn && message.lamportTimestamp > lastRead;
+  const oldestFirst = [...released.filter((each) => !isNewer(each)), ...released.filter(isNewer)];
+  return oldestFirst.slice(0, Math.max(known.length - mostMessages, Math.ceil(released.length / 10)));
 }

@@ -111,7 +111,7 @@ class History:
         while len(self.log) > self._config.max_history or (
             self.archive.size_bytes > self._config.max_history_bytes and len(self.log) > 1
         ):
-            self._evict(self.log.first_logged())
+            self._evict(self._leaves_next())
         reading: float = math.inf if self._read_to is None else self._read_to
         if stored:
             reading = lamport
@@ -163,6 +163,17 @@ class History:
         for named in history:
             self.unreferenced.discard(named)
         self._mark("log", logged.message_id)
+
+    def _leaves_next(self) -> LoggedMessage:
+        """The message that leaves the full log next.
+
+        While a store is read, our last message stays: it is newer than what is read, and our next one must
+        name it.
+        """
+        first = self.log.first_logged()
+        if self._read_to is not None and first.own and first.own == self.log.last_own:
+            self.log.put_off(first)
+        return self.log.first_logged()
 
     def _evict(self, logged: LoggedMessage) -> None:
         """Drop a message from the full log, and remember its id."""

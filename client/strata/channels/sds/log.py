@@ -152,6 +152,8 @@ class MessageLog:
         # A dict that loses its first items finds the next one ever more slowly, hence the separate deque.
         self._arrivals: deque[str] = deque()
         self.last_arrival = 0
+        self.last_own = 0
+        """The number of our last message that was logged; 0 if there was none."""
 
     def __contains__(self, message_id: object) -> bool:
         return message_id in self._messages
@@ -169,6 +171,7 @@ class MessageLog:
         self._keys.add((message.lamport, message.message_id))
         self._arrivals.append(message.message_id)
         self.last_arrival = max(self.last_arrival, message.arrival)
+        self.last_own = max(self.last_own, message.own)
 
     def remove(self, message_id: str) -> LoggedMessage | None:
         """Remove a message and return it; None if it is not there."""
@@ -183,6 +186,11 @@ class MessageLog:
         while self._arrivals[0] not in self._messages:
             self._arrivals.popleft()
         return self._messages[self._arrivals[0]]
+
+    def put_off(self, message: LoggedMessage) -> None:
+        """Let the message that would leave next leave after all the others."""
+        self._arrivals.remove(message.message_id)
+        self._arrivals.append(message.message_id)
 
     def ordered(self) -> Iterator[LoggedMessage]:
         """All messages, in the order that all participants share."""

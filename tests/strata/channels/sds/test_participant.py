@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import zlib
@@ -834,6 +835,23 @@ def test_whoever_speaks_again_and_again_while_it_reads_more_than_it_remembers_ta
     say(reader, "all read", T + 100)
     reader.receive(stranger("m0", lamport=T - 1_000), T + 100)
     assert of(Delivered, reader.events()) == [], "nothing comes twice"
+
+
+@pytest.mark.req("C-106")
+def test_what_one_says_while_it_reads_follows_what_it_said_before() -> None:
+    reader = join("reader", replace(QUIET, max_history=5))
+    reader.set_reading(True)
+    said = [say(reader, "first", T)]
+    for number in range(20):
+        reader.receive(stranger(f"m{number}", lamport=T - 1_000 + number), T + number, stored=True)
+        if number % 9 == 8:
+            said.append(say(reader, f"after {number}", T + number))
+    for before, after in itertools.pairwise(said):
+        assert before.message_id in after.history_ids
+    reader.set_reading(False)
+    for number in range(20, 30):
+        reader.receive(stranger(f"m{number}", lamport=T + number), T + number)
+    assert [entry.message_id for entry in reader.log()] == [f"m{number}" for number in range(25, 30)]
 
 
 @pytest.mark.req("C-095")

@@ -635,6 +635,29 @@ test("what was forgotten, its id too, is not handed over again, and nothing wait
   assert.deepEqual(later.handed, ["third"]);
 });
 
+test("what one says while it reads follows what it said before", async (context) => {
+  const world = new World();
+  const one = await participant(context, world.relay());
+  for (let number = 0; number < 20; number++) await one.channel.send(utf8(`${number}`));
+  const relay = world.relay();
+  let open = () => undefined as void;
+  const gate = new Promise<void>((resolve) => (open = resolve));
+  const subscribe = (options: FetchOptions): Reading => {
+    const found = relay.subscribe(options);
+    const late = async function* () {
+      await gate;
+      yield* found;
+    };
+    return { close: () => found.close(), [Symbol.asyncIterator]: late };
+  };
+  const other = await participant(context, { ...relay, subscribe });
+  const before = await other.channel.send(utf8("before"));
+  open();
+  await until(() => other.handed.includes("19"), "it has read the rest");
+  const after = await other.channel.send(utf8("after"));
+  assert.ok(other.channel.messages.find(({ id }) => id === after)?.follows.includes(before));
+});
+
 test("whoever speaks while it reads more than it remembers takes all the rest", () => {
   const now = 10 ** 9;
   const forgotten = new Forgotten({ forgotten: [] });

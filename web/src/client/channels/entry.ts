@@ -58,6 +58,17 @@ export function nextOwnTime(entries: Iterable<Entry>, suggested: bigint, now: nu
 }
 
 /**
+ * The last own message, if it is later than each message that the next one would name by these ids. The package takes the
+ * messages that were released last, and those are older ones while the relay's history is read.
+ */
+export function laterOwn(entries: ReadonlyMap<string, Entry>, named: readonly string[]): Entry | undefined {
+  const own = [...entries.values()].filter(({ isOwn, state }) => isOwn && state !== "failed").at(-1);
+  if (own === undefined) return undefined;
+  const isEarlier = (id: string) => (entries.get(id)?.message.lamportTimestamp ?? 0n) < own.message.lamportTimestamp;
+  return named.every(isEarlier) ? own : undefined;
+}
+
+/**
  * The entries to forget if there are too many: the oldest released ones, at least a tenth, and none being sent.
  *
  * An own message that was sent while older ones were still being read is newer than these. If it were forgotten first,

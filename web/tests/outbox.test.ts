@@ -141,6 +141,28 @@ test("packets that get no answer hold up none that come later, and are sent agai
   await outbox.stop(CLOSED);
 });
 
+test("a packet that a store lists twice is sent once", async () => {
+  const inner = memoryOutbox();
+  const store: OutboxStore = {
+    ...inner,
+    async list() {
+      const found = await inner.list();
+      return [...found, ...found.slice(0, 1)];
+    },
+  };
+  const sent: string[] = [];
+  const outbox = new Outbox(store, async ({ packetId }) => {
+    sent.push(packetId);
+    return published(packetId);
+  });
+  for (const entry of entries.slice(0, 18)) await inner.add(entry);
+  outbox.start();
+  const last = await outbox.add(packets[18] as never);
+  await within(last.sent, 5);
+  await outbox.stop(CLOSED);
+  assert.deepEqual(sent, packets.slice(0, 19).map(({ packetId }) => packetId));
+});
+
 test("a packet that is removed, or settled, while the store is read is not sent after that", async () => {
   const inner = memoryOutbox();
   let answer = () => undefined as void;

@@ -167,7 +167,7 @@ export class Outbox {
   private abandon(packetId: string): void {
     const reason = new OutboxError("the packet was removed");
     this.turns.get(packetId)?.abort(reason);
-    this.gone.add(packetId);
+    if (this.isSending) this.gone.add(packetId);
     this.unnoted.delete(packetId);
     this.settle(packetId)?.reject(reason);
   }
@@ -266,7 +266,8 @@ export class Outbox {
     for (const [name, until] of this.quietUntil) if (now() >= until) this.quietUntil.delete(name);
     for (const packetId of this.turns.keys()) if (!this.underWay.has(packetId)) this.turns.delete(packetId);
     const isElsewhere = (id: string) => this.quietUntil.has(id) || this.underWay.has(id) || this.gone.has(id);
-    const waiting = entries.filter(({ packetId, refusal }) => refusal === undefined && !isElsewhere(packetId));
+    // Each packet once: a folder may have one of them in two files, as after a backup was put back into it.
+    const waiting = [...found.values()].filter(({ packetId, refusal }) => refusal === undefined && !isElsewhere(packetId));
     for (const { packetId } of waiting) this.turns.set(packetId, new AbortController());
     for (const entry of waiting) {
       while (this.underWay.size >= AT_ONCE) await Promise.race(this.underWay.values());

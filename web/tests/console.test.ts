@@ -619,6 +619,26 @@ test("the live page outlasts what a relay refuses for a while, and each loss of 
   assert.equal(tail.rows.value.at(0)?.id, id(5999));
 });
 
+test("the live page is not behind because of packets that another relay had long ago", (context) => {
+  const socket = connected(context.mock);
+  const { timers } = context.mock;
+  const { subscription_id } = socket.asked(true).at(-1) as Frame;
+  let number = 20_000;
+  const isBehindAfter = (received_at: number): boolean => {
+    const packet = { packet_id: id(++number), author_id: "did:x:y", content: { type: "POST" } };
+    socket.says({ type: "EVENT", subscription_id, packet, received_at, cursor: `c${number}` });
+    pass(timers, 1);
+    return tail.isBehind.value;
+  };
+  assert.equal(isBehindAfter(1_760_000_000), false);
+  assert.equal(isBehindAfter(1_759_990_000), false);
+  assert.equal(isBehindAfter(1_760_009_000), false, "a clock that is ahead hides nothing");
+  pass(timers, 10);
+  assert.equal(isBehindAfter(1_760_000_004), true);
+  assert.equal(isBehindAfter(1_759_990_000), true);
+  assert.equal(isBehindAfter(1_760_000_014), false);
+});
+
 test("who jumps to now begins there by the relay's clock, and judges by no keys that were asked for before", async (context) => {
   const socket = connected(context.mock);
   const { timers } = context.mock;

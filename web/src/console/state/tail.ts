@@ -27,7 +27,7 @@ export const skipped = signal(0);
 export const paused = signal(false);
 /** How many packets arrived while the list was paused. */
 export const held = signal(0);
-/** How old the newest packet was when it was shown, in seconds. */
+/** How old the newest packet was when it came, in seconds. */
 export const behind = signal(0);
 export const isBehind = computed(() => behind.value > BEHIND_SECONDS);
 /** Whether the packets from before the page was opened have arrived. */
@@ -45,7 +45,13 @@ let arrivedCharacters = 0;
 let lost = { count: 0, from: 0, to: 0 };
 let timer: ReturnType<typeof setTimeout> | undefined;
 let gaps = 0;
+/**
+ * The latest time at which a packet was received, as far as the list has come. One that came here late from another relay
+ * keeps the time at which that one had it.
+ */
 let lastAt = 0;
+/** Whether a packet of that time has come since the list was last drawn. */
+let isFresh = false;
 /** The ids of packets that are here already, while the tail reads stored packets: some of these may arrive again. */
 let overlap = new Set<string>();
 
@@ -88,12 +94,12 @@ async function start(): Promise<void> {
     const cursor = newest && (await placeAfter(newest.id, over));
     if (over.aborted) return;
     refused.value = null;
-    lastAt = newest?.receivedAt ?? 0;
+    lastAt = Math.max(0, ...first.map(({ receivedAt }) => Math.min(receivedAt, relayNow())));
     batch(() => {
       rows.value = [...first, ...rows.value.filter(({ kind }) => kind === "gap")];
       ready.value = true;
     });
-    tailFrom(cursor !== undefined ? { cursor } : lastAt > 0 ? { received_since: lastAt } : {});
+    tailFrom(cursor !== undefined ? { cursor } : newest !== undefined ? { received_since: newest.receivedAt } : {});
   } catch (error) {
     if (over.aborted) return;
     if (error instanceof RequestFailed) refused.value = error;
@@ -134,7 +140,12 @@ function tailFrom(filters: Filters): void {
 function take(event: Event): void {
   const row = rowOf(event);
   if (overlap.delete(row.id)) return;
-  lastAt = row.receivedAt;
+  const now = relayNow();
+  const at = Math.min(row.receivedAt, now); // the other relay's clock may be ahead
+  if (at >= Math.min(lastAt, now)) {
+    lastAt = at;
+    isFresh = true;
+  }
   if (IDENTITY_TYPES.includes(row.type)) forgetKeys(row.author);
   const isFull = arrived.length >= MOST_ROWS || arrivedCharacters > MOST_CHARACTERS;
   if (isFull && paused.peek()) {
@@ -151,8 +162,9 @@ function show(): void {
   clearTimeout(timer);
   timer = undefined;
   batch(() => {
-    const late = arrived.at(-1);
-    behind.value = late === undefined ? 0 : Math.max(0, relayNow() - late.receivedAt);
+    if (isFresh) behind.value = Math.max(0, relayNow() - lastAt);
+    else if (arrived.length === 0) behind.value = 0;
+    isFresh = false;
     if (paused.value) {
       held.value = arrived.length + lost.count;
       return;

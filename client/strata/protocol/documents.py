@@ -140,8 +140,17 @@ class DidDocument:
 
     @classmethod
     def from_value(cls, value: object) -> DidDocument:
-        """Read a decoded document, for instance the one inside a packet. Raises as `parse` does."""
+        """Read a decoded document. Raises as `parse` does."""
         return _read(value, canonical.encode(value, max_depth=DEEPEST))
+
+    @classmethod
+    def in_packet(cls, value: object, packet_text: bytes) -> DidDocument:
+        """Read the document of a DID_DOCUMENT packet: `value` is the decoded document, of which the members
+        that no reader knows may be absent, and `packet_text` the packet's canonical text.
+
+        Raises as `parse` does.
+        """
+        return _read(value, published_document(packet_text))
 
     @property
     def value(self) -> dict[str, object]:

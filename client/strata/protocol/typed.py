@@ -81,11 +81,8 @@ def _check_trust_edge(packet: Packet, keys: _Keys) -> None:
 def _check_edge_signature(packet: Packet, keys: _Keys) -> None:
     """R-240, A-031: the signature covers the packet without `packet_id`, `signature` and `edge_signature`."""
     signature = fields.hex_bytes(packet.content["edge_signature"], ids.SIGNATURE_BYTES)
-    signed = {name: member for name, member in packet.value.items() if name not in ("packet_id", "signature")}
-    signed["content"] = {name: member for name, member in packet.content.items() if name != "edge_signature"}
-    if signature is None or (
-        keys and not _verifies(canonical.encode(signed, max_depth=DEEPEST), signature, keys)
-    ):
+    signed = canonical.without(packet.signed_bytes, "content", "edge_signature")
+    if signature is None or (keys and not _verifies(signed, signature, keys)):
         _refuse("edge_signature is not the author's over this packet", "edge_signature")
 
 
@@ -116,9 +113,11 @@ def _check_attestation(packet: Packet, keys: _Keys) -> None:
         _refuse("attestation.confidence is not a number from 0 to 1", "confidence")
     if fields.integer(attestation.get("issued_at")) is None:
         _refuse("attestation.issued_at is not an integer", "issued_at")
-    if fields.hex_bytes(attestation.get("signature"), ids.SIGNATURE_BYTES) is None:
+    signature = fields.hex_bytes(attestation.get("signature"), ids.SIGNATURE_BYTES)
+    if signature is None:
         _refuse("attestation.signature is not 0x and 128 hex digits", "signature")
-    if keys and not attestation_signature_holds(attestation, keys):  # R-254
+    signed = canonical.part(packet.canonical, "content", "attestation") or b""
+    if keys and not _verifies(canonical.without(signed, "signature"), signature, keys):  # R-254
         raise InvalidPacket(
             ErrorCode.INVALID_SIGNATURE,
             "the signature of the attestation is not the attestor's",

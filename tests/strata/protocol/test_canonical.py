@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import struct
@@ -471,17 +472,39 @@ def agree(raw: bytes) -> None:
     assert canonical.parse(text)[1] == text, "a canonical form is its own canonical form"
 
 
-@given(
-    st.recursive(
-        st.none()
-        | st.booleans()
-        | st.integers(-MAX, MAX)
-        | st.floats(allow_nan=False, allow_infinity=False)
-        | st.text(),
-        lambda items: st.lists(items, max_size=4) | st.dictionaries(st.text(), items, max_size=4),
-        max_leaves=12,
-    )
+ANY_VALUE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-MAX, MAX)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda items: st.lists(items, max_size=4) | st.dictionaries(st.text(), items, max_size=4),
+    max_leaves=12,
 )
+
+
+@given(st.dictionaries(st.text(max_size=2), ANY_VALUE, min_size=1), st.data())
+@pytest.mark.req("R-009")
+def test_a_part_and_what_is_left_without_it_are_as_if_written_alone(value: Any, data: st.DataObject) -> None:
+    try:
+        text = canonical.encode(value)
+    except InvalidPacket:
+        return
+    path: list[str] = []
+    found, rest = value, copy.deepcopy(value)
+    within = rest
+    while type(found) is dict and found and (not path or data.draw(st.booleans())):
+        name = data.draw(st.sampled_from(sorted(found)))
+        within = within[path[-1]] if path else within
+        path, found = [*path, name], found[name]
+    del within[path[-1]]
+    assert canonical.part(text, *path) == canonical.encode(found)
+    assert canonical.without(text, *path) == canonical.encode(rest)
+    assert canonical.part(text, *path, "not there") is None or "not there" in found
+    assert canonical.without(text, "not there", *path) == text
+
+
+@given(ANY_VALUE)
 @pytest.mark.req("R-009")
 def test_python_values_are_written_as_rfc8785_does(value: Any) -> None:
     expected = rfc8785.dumps(value)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.protocol import canonical
+from strata.protocol import canonical, packets
 from strata.protocol.documents import (
     MAX_DOCUMENT_BYTES,
     DidDocument,
@@ -24,6 +24,7 @@ from strata.protocol.documents import (
 )
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.ids import Identity, base58_encode
+from strata.protocol.keys.statements import PublishedDocument, read_statement
 
 AUTHOR = Identity.from_seed(bytes(range(32)))
 DID = AUTHOR.did
@@ -77,6 +78,14 @@ def test_what_a_document_says():
     assert len({document, DidDocument.from_value(EXAMPLE)}) == 1
     assert document != EXAMPLE
     assert EXAMPLE_HASH in repr(document)
+
+
+def test_the_document_of_a_packet_is_read_from_its_text(monkeypatch):
+    packet = packets.build(AUTHOR, {"type": "DID_DOCUMENT", "document": EXAMPLE}, timestamp=1_760_000_000)
+    # Encoding it would take as long as parsing the packet, and strangers publish long chains of them.
+    monkeypatch.setattr(canonical, "encode", None)
+    document = DidDocument.in_packet(EXAMPLE, packet.canonical)
+    assert document.hash == EXAMPLE_HASH and read_statement(packet) == PublishedDocument(document)
 
 
 @pytest.mark.req("R-049")

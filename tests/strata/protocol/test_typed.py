@@ -221,6 +221,22 @@ def test_vector_v6() -> None:
     assert not attestation_signature_holds(V6, KEYS)
 
 
+@pytest.mark.req("R-240", "R-254")
+def test_what_is_signed_inside_a_packet_is_a_part_of_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge = {"type": "TRUST_EDGE", **SOUND["TRUST_EDGE"], "junk": [1e300] * 9}
+    body = {"version": 1, "timestamp": NOW, "author_id": AUTHOR.did, "content": edge}
+    edge |= {"edge_signature": f"0x{AUTHOR.sign(canonical.encode(body)).hex()}"}
+    attestation = signed(V6 | {"metadata": {"junk": [1e300] * 9, "signature": "another"}})
+    contents = (edge, {"type": "ATTESTATION", **SOUND["ATTESTATION"], "attestation": attestation})
+    sound = [packets.build(AUTHOR, content, timestamp=NOW) for content in contents]
+    # Writing it again would take a relay 0.1 s for a large packet of numbers.
+    monkeypatch.setattr(canonical, "encode", None)
+    for packet in sound:
+        check_content(packet, KEYS)
+        with pytest.raises(InvalidPacket, match="signature"):
+            check_content(packet, (OTHER.public_key,))
+
+
 @pytest.mark.req("R-254")
 def test_the_inner_signature_is_the_attestors() -> None:
     expected = (ErrorCode.INVALID_SIGNATURE, "attestation_signature")

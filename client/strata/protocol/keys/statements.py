@@ -76,7 +76,7 @@ def read_statement(packet: Packet) -> Statement:
         case "RECOVERY_APPROVAL":
             return _read_approval(content)
         case "DID_DOCUMENT":
-            document = DidDocument.from_value(content.get("document"))
+            document = DidDocument.in_packet(content.get("document"), packet.canonical)
             if document.did != packet.author_id:
                 refuse("the document is another DID's")
             return PublishedDocument(document)

@@ -99,7 +99,8 @@ def attestation_fault(
         keys = client_keys(manifest, now, clock_skew_seconds)
     else:
         keys = keys_of(attestation.client_id, now)  # the client's own key, if it has no manifest
-    message = _signing_digest(preimage(packet.value), header)
+    text = canonical.without(packet.signed_bytes, "provenance_header", "client_attestation")
+    message = _signing_digest(text, header)
     fault = CLIENT_KEY_UNRESOLVED
     for key in keys:
         if ids.verify(key, message, attestation.signature):

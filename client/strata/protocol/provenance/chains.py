@@ -162,12 +162,12 @@ def _check_statement(
     # As with keys, 0, null and absence mean no end (relay.md §4).
     ends_at = 0 if valid_until is None else fields.integer(valid_until)
     path_length = _path_length(members.get("path_length"))
-    signature = fields.hex_bytes(members.pop("signature", None), SIGNATURE_BYTES)
+    signature = fields.hex_bytes(members.get("signature"), SIGNATURE_BYTES)
     if key is None or valid_from is None or ends_at is None or signature is None or path_length is None:
         refuse_chain("a statement lacks a member or has one of the wrong form", "malformed_statement")
     if now < valid_from - clock_skew_seconds or (ends_at and now > ends_at + clock_skew_seconds):
         refuse_chain("a certificate is not valid now", "outside_validity")
-    text = canonical.encode(members)
+    text = canonical.without(link.certificate, "signature")
     if not any(issuer.verify(text, signature) for issuer in issuers):
         refuse_chain("a certificate is not signed by its issuer", "link_signature")
     return key, path_length

@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 import pytest
-from strata.protocol import packets
+from strata.protocol import canonical, packets
 from strata.protocol.packets import Packet
 from strata.protocol.provenance import attest
 from strata.protocol.provenance.attestation import platform_nonce, preimage
@@ -53,6 +53,14 @@ def test_vector_v5() -> None:
         "0xadf57fc0647ff3bcbd899a9ef143dcb2ec2f22c1c3a2e910cf3c090f82ad5391"
         "039f3cfc1bc032b3e5306a4e0da60dd627e1010d5bccc8120e17b9fd6d193906"
     )
+    assert verdict(packet) is None
+
+
+@pytest.mark.req("R-231")
+def test_what_a_client_attests_is_a_part_of_the_packet_s_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    packet = build({**V5_CONTENT, "junk": [1e300] * 9})
+    # Writing it again would take a relay 0.1 s for a large packet of numbers.
+    monkeypatch.setattr(canonical, "encode", None)
     assert verdict(packet) is None
 
 

@@ -1,58 +1,104 @@
 """Identity packets and manifests as they are kept in memory: without the parts that are never read again.
 
-A key event consists of texts and numbers, and a manifest has two members that hold more. A stranger may nest
-ten thousand values beside these. They stay in the packet's bytes, which are signed and served, but they are
-not looked at again: decoded, they would take thirty times the memory, and push the chains of other authors
-out of it.
+A stranger may put ten thousand values into a key event or a document beside those that are read. They stay in
+the packet's bytes, which are signed and served, but they are not looked at again: decoded, they would take
+thirty times the memory, and push the chains of other authors out of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
-from strata.protocol import canonical
 from strata.protocol.packets import Packet
 
 __all__ = ["OBJECT_BYTES", "outlined", "weight_of"]
 
-_READ: Final[Mapping[str, frozenset[str]]] = {
-    "KEY_EVENT": frozenset(),
-    "RECOVERY_APPROVAL": frozenset(),
-    "CLIENT_MANIFEST": frozenset({"public_keys", "bundle_ids"}),
+# The shapes of what is read: None for a text or a number, the shape of the elements in a tuple for an array,
+# and the shapes of the members that are read for an object.
+_TEXTS: Final = (None,)
+
+
+def _members(*names: str) -> dict[str, Any]:
+    """The shape of an object of texts and numbers."""
+    return dict.fromkeys(names)
+
+
+_METHOD: Final = _members(
+    "id",
+    "type",
+    "controller",
+    "public_key_hex",
+    "public_key_multibase",
+    "custody",
+    "valid_from",
+    "valid_until",
+    "revoked_at",
+    "usage",
+)
+_DOCUMENT: Final = _members("id", "created_at", "prev_did_doc_hash") | {
+    "verification_method": (_METHOD,),
+    "authentication": _TEXTS,
+    "assertion": _TEXTS,
+    "recovery_policy": {"threshold": None, "key_ids": _TEXTS},
 }
-"""The types kept this way, each with the members of its content whose insides are read."""
+_CLIENT_KEY: Final = _members("key_id", "public_key", "valid_from", "valid_until")
+_CONTENTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "KEY_EVENT": _members(
+        "event",
+        "key_id",
+        "reason",
+        "public_key_multibase",
+        "valid_from",
+        "valid_until",
+        "revoked_at",
+        "replaces",
+    ),
+    "RECOVERY_APPROVAL": _members("target_event", "approved_at", "note"),
+    "DID_DOCUMENT": {"document": _DOCUMENT},
+    "CLIENT_MANIFEST": {
+        **_members("client_id", "name", "description", "homepage"),
+        "public_keys": (_CLIENT_KEY,),
+        "bundle_ids": ...,  # of any form
+    },
+}
+"""The shape of the content of each type that is kept this way: everything that a reader looks at."""
+
 OBJECT_BYTES: Final = 1024
 """The overhead of a chain, a manifest or a packet, whatever it holds."""
 _VALUE_BYTES: Final = 100
 
 
 def outlined(packet: Packet) -> Packet:
-    """The same packet with the same bytes; members that are never looked into are empty.
+    """The same packet with the same bytes, decoded only as far as it is read.
 
-    They keep their kind, array or object, so that a reader that requires a text there still refuses them.
+    Where a text or a number belongs, an array or an object stays, but is empty: a reader still refuses it.
     """
-    read = _READ.get(packet.content_type)
-    if read is None:
+    shape = _CONTENTS.get(packet.content_type)
+    if shape is None:
         return packet
-    content = {name: value if name in read else _emptied(value) for name, value in packet.content.items()}
-    value = {name: _emptied(member) for name, member in packet.value.items()} | {"content": content}
-    return msgspec.structs.replace(packet, value=value)
+    content = _cut(packet.content, {"type": None, **shape})
+    return msgspec.structs.replace(packet, value={"content": content})
 
 
 def weight_of(packet: Packet) -> int:
-    """The approximate memory of such a packet, in bytes: its bytes, those that are signed, and its values."""
-    is_outlined = packet.content_type in _READ
-    # The values of a large document are not counted one by one.
-    values = _count(packet.value) if is_outlined else canonical.most_values(packet.canonical)
-    return 2 * packet.size_bytes + _VALUE_BYTES * values + OBJECT_BYTES
+    """The approximate memory of such a packet, in bytes: its bytes, those that are signed, those of its
+    document, and its values."""
+    texts = 3 if packet.content_type == "DID_DOCUMENT" else 2
+    return texts * packet.size_bytes + _VALUE_BYTES * _count(packet.value) + OBJECT_BYTES
 
 
-def _emptied(value: object) -> object:
+def _cut(value: Any, shape: Any) -> Any:
+    """The part of a decoded value that has this shape."""
+    if shape is ...:
+        return value
+    if type(value) is dict:
+        named = shape if type(shape) is dict else {}
+        return {name: _cut(member, named[name]) for name, member in value.items() if name in named}
     if type(value) is list:
-        return []
-    return {} if type(value) is dict else value
+        return [_cut(element, shape[0]) for element in value] if type(shape) is tuple else []
+    return value
 
 
 def _count(value: object) -> int:

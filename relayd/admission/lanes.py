@@ -22,7 +22,10 @@ from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from relayd.admission.knowledge import Knowledge
 from relayd.admission.request import Lane, PublishRequest, PublishVerdict
+from relayd.crowds import Crowd
+from relayd.faults import Faults
 from relayd.identity.authors import DECISIVE_TYPES
+from relayd.slices import Slices
 
 __all__ = ["Lanes"]
 
@@ -38,7 +41,7 @@ class Lanes:
 
     `judge` has a request judged by the current keys. `judge_held` does so for a request that has waited for a
     change of keys, and never raises. Errors that the others raise go to `lost(request, error)`, which takes
-    the request out of its lane. Use it on the loop.
+    the request out of its lane. `on_flush` is called when barred lanes have been let out. Use it on the loop.
     """
 
     def __init__(
@@ -49,6 +52,9 @@ class Lanes:
         judge: Callable[[PublishRequest], None],
         judge_held: Callable[[PublishRequest], None],
         lost: Callable[[PublishRequest, Exception], None],
+        on_flush: Callable[[], None],
+        faults: Faults,
+        slices: Slices,
     ) -> None:
         self._knowledge = knowledge
         self._leave = leave
@@ -58,6 +64,8 @@ class Lanes:
         # The packets on their way to the log that others are judged by, and the lanes that wait for them.
         self._changing: dict[_Change, PublishRequest] = {}
         self._barred: dict[_Change, dict[Lane, None]] = {}
+        # The lanes that wait no more: a thousand sessions may publish for an author whose keys change.
+        self._unbarred: Crowd[Lane] = Crowd(slices, self.let_out, faults, after=on_flush)
 
     def advance_from(self, request: PublishRequest) -> None:
         """Let requests leave the lane, if this one stands first. Never raises.
@@ -97,8 +105,9 @@ class Lanes:
         change = request.change
         if change is not None and self._changing.get(change) is request:
             del self._changing[change]
-            for lane in self._barred.pop(change, ()):
-                self.let_out(lane)
+            if lanes := self._barred.pop(change, None):
+                self._unbarred.members |= lanes
+                self._unbarred.go_on()
 
     @property
     def is_barring(self) -> bool:

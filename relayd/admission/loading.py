@@ -26,7 +26,9 @@ from relayd.store.types import StoreError
 __all__ = ["Loading"]
 
 _LOADED_TOGETHER: Final = 64
-"""The number of packets whose keys are in memory together, of any weight: each needs at most three chains."""
+"""The number of packets whose keys are in memory together, of any weight."""
+_CHAINS_TOGETHER: Final = 64
+"""The number of chains read for them: a packet may need three, and one more packet may exceed the number."""
 _OF_EACH: Final = 16
 """The number among them of one publisher: a batch is as long as all its chains together."""
 _LITTLE_SECONDS: Final = 1.0
@@ -102,9 +104,10 @@ class Loading:
     async def _load(self, requests: list[PublishRequest]) -> None:
         """What was read for a packet stays until it is used, however large: otherwise two chains that do not
         fit together would be read alternately, forever."""
+        payers, ready = self._payers_of(requests)
         with self._identities.held():
-            refusal = await self._load_for(requests)
-            for request in requests:
+            refusal = await self._read(payers)
+            for request in ready:
                 self._go_on(request, refusal)
         if refusal is UNAVAILABLE:  # the others have waited as long already
             for request in self._queue.drain():
@@ -114,17 +117,30 @@ class Loading:
                 self._go_on(request, refusal)
         self._on_flush()
 
-    async def _load_for(self, requests: Sequence[PublishRequest]) -> InvalidPacket | None:
-        """Read all that these requests need. Returns the refusal if it could not be read, else None."""
+    def _payers_of(
+        self, requests: Sequence[PublishRequest]
+    ) -> tuple[dict[str, Publisher], list[PublishRequest]]:
+        """Whose chains these requests need, with those who pay for the reads, and the requests that can go on
+        then. Requests beyond the number of chains go back to the queue."""
         payers: dict[str, Publisher] = {}
+        ready: list[PublishRequest] = []
         for request in requests:
             if request.is_ended:
+                continue
+            if len(payers) >= _CHAINS_TOGETHER:
+                self._queue.append(request)
                 continue
             try:
                 for did in missing_for(request.packet, self._identities):
                     payers.setdefault(did, request.lane.publisher)
             except Exception as error:
                 self._lost(request, error)
+            else:
+                ready.append(request)
+        return payers, ready
+
+    async def _read(self, payers: dict[str, Publisher]) -> InvalidPacket | None:
+        """Read these chains. Returns the refusal if they could not be read, else None."""
         try:
             await self._identities.load(payers, lambda did, seconds: payers[did].checked_for(seconds))
         except StoreError:

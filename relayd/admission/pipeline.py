@@ -148,6 +148,9 @@ class Admission:
             judge=self._route,
             judge_held=lambda request: self._step(request, self._have_judged),
             lost=self.lost,
+            on_flush=on_flush,
+            faults=faults,
+            slices=self._slices,
         )
         self._publish_timeout = publish_timeout
         self._patience: asyncio.TimerHandle | None = None
@@ -358,7 +361,9 @@ class Admission:
 
     def _give_overdue_up(self) -> None:
         """Answer requests that have waited too long for what the feed has not brought; it may be down."""
-        self._patience = None
+        if self._patience is not None:
+            self._patience.cancel()  # another may have been set while this waited for its turn
+            self._patience = None
         since = time.monotonic() - self._publish_timeout
         while overdue := self._lanes.overdue(since):
             for request in overdue:
@@ -499,6 +504,13 @@ class Admission:
         if self._apart is not None:
             self._apart.close()
         self._pool.close()
+
+    def applied_at(self, packet: Packet) -> int | None:
+        """When this identity packet was first received, as its author's chain has it; None if the chain does
+        not have the packet, or is not in memory."""
+        chain = self._identities.chain(packet.author_id)
+        events = () if chain is None else chain.events
+        return next((at for held, at in events if held.digest == packet.digest), None)
 
     def _is_pending(self, packet: Packet) -> bool:
         """Whether an identity packet of the log still waits to take effect."""

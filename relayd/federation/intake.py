@@ -69,7 +69,8 @@ class KeyVerdict(enum.Enum):
     HOLDS = enum.auto()
     """The log has it, and it is in force."""
     DISPUTED = enum.auto()
-    """Not in force here, or not yet; a relay that has seen other events, or these earlier, may apply it."""
+    """Not in force here, or not yet, or later than at the peer; a relay that has seen other events, or these
+    earlier, may apply it."""
     FORGED = enum.auto()
     """Not what its author signed: it says nothing."""
     LATER = enum.auto()

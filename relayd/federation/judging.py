@@ -122,7 +122,8 @@ class Judging:
         queued: bool = False,
     ) -> None:
         """The packet is in the log."""
-        if self._is_answered(request, KeyVerdict.DISPUTED if queued else KeyVerdict.HOLDS):
+        is_disputed = queued or (duplicate and self._counts_later_here(request))
+        if self._is_answered(request, KeyVerdict.DISPUTED if is_disputed else KeyVerdict.HOLDS):
             return
         origin = request.origin
         if origin is not None and origin.is_trusted and request.is_parsed and request.witness is None:
@@ -174,6 +175,14 @@ class Judging:
         """There is room for publishes again."""
         self._wake()
         self.asking.wake()
+
+    def _counts_later_here(self, request: PublishRequest) -> bool:
+        """Whether a known identity packet may count here only from a later moment than at the peer. A
+        stranger can bring that about, by publishing it at both relays."""
+        if request.witness is None or request not in self._answers:
+            return False
+        since = self._parts.admission.applied_at(request.packet)
+        return since is None or since > request.witness
 
     def _is_answered(self, request: PublishRequest, verdict: KeyVerdict) -> bool:
         """Whether the request is for a packet with keys; its fetcher then goes on, if it still waits."""

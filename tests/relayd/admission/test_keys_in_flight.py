@@ -17,7 +17,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.keys import KeyRules, add_content, document_content, revoke_content, rotate_content
 from strata.protocol.packets import Packet
 
-from relayd.admission import checker, checks, pipeline
+from relayd.admission import checker, checks, loading, pipeline
 from relayd.admission.request import PublishRequest
 from tests.relayd.admission.admission_rig import ALICE, NOW, FakeLog, Peer, Rig, made, signed
 
@@ -122,12 +122,65 @@ async def test_what_an_event_holds_up_too_long_is_answered_a_few_at_a_time():
         rig.publish(peer, made(1), "held up")
     await rig.settled()
     rig.admission._give_overdue_up()
+    rig.admission._be_patient()  # as for an event that arrives between two turns
+    timer = rig.admission._patience
     for turn in range(1, 200):
         answered = sum(len(peer.answers) for peer in crowd)
         assert answered <= 2 * turn
         await asyncio.sleep(0)
     assert answered == 20
+    assert timer is not None and timer.cancelled(), "one timer alone looks for them"
     await rig.close()
+
+
+@pytest.mark.req("R-074")
+async def test_those_who_have_waited_for_an_event_go_on_a_few_at_a_time(rig, monkeypatch):
+    rig.admission._slices.seconds = 0.0  # a turn of the loop has time for one of them
+    one, crowd = Peer(), [Peer() for _ in range(20)]
+    rig.publish(one, revoked(), "revoke")
+    await rig.queued(1)
+    for number, peer in enumerate(crowd):
+        rig.publish(peer, made(number), "held up")
+    await rig.settled()
+    turn, turns = 0, []
+    genuine = rig.admission._lanes._judge
+
+    def judge(request: PublishRequest) -> None:
+        turns.append(turn)
+        genuine(request)
+
+    monkeypatch.setattr(rig.admission._lanes, "_judge", judge)
+    rig.commit()
+    async with asyncio.timeout(20):
+        while not all(peer.answers for peer in crowd):
+            turn += 1
+            await asyncio.sleep(0)
+    assert len(turns) == 20 and max(map(turns.count, turns)) <= 2
+    assert {peer.answers[0] for peer in crowd} == {("held up", ErrorCode.KEY_REVOKED)}
+
+
+async def test_since_when_an_event_counts_is_told_while_its_chain_is_in_memory(rig):
+    rig.elsewhere(added())
+    assert (rig.admission.applied_at(added()), rig.admission.applied_at(revoked())) == (NOW, None)
+    rig.identities._chains.clear()
+    assert rig.admission.applied_at(added()) is None
+
+
+@pytest.mark.req("R-047")
+async def test_few_chains_are_read_for_packets_that_wait_together(rig, monkeypatch):
+    monkeypatch.setattr(loading, "_CHAINS_TOGETHER", 2)
+    authors, peer = [Identity(bytes([seed]) * 32) for seed in range(40, 45)], Peer()
+    rig.elsewhere(
+        *(
+            signed(author, add_content(method_id(author.did, "keys-2"), SECOND.public_key, valid_from=NOW))
+            for author in authors
+        )
+    )
+    rig.identities._chains.clear()
+    for author in authors:
+        rig.publish(peer, made(1, author=author), author.did)
+    assert [outcome for _, outcome in await rig.answers(peer, 5)] == ["ok"] * 5
+    assert sorted(map(len, rig.log.reads)) == [1, 2, 2]
 
 
 @pytest.mark.req("R-047", "R-200")

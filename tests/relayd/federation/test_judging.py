@@ -164,6 +164,21 @@ async def judged_by_keys(link: MadeLink, said: InvalidPacket | str, number: int 
     return await next_request(link, number + 2)
 
 
+@pytest.mark.req("R-381")
+@pytest.mark.parametrize(("since", "verdict"), [(NOW + 1, "skipped"), (None, "skipped"), (NOW, "forged")])
+async def test_keys_that_came_here_later_than_to_the_peer_prove_no_forgery(since, verdict):
+    link = begun(Keys())
+    admission: Any = link.judging._parts.admission
+    admission.applied_at = lambda packet: since
+    link.judging.publish_refused(await next_request(link, 0), NOT_THE_AUTHORS)
+    keys = await next_request(link, 1)
+    keys.parsed(PACKET)
+    keys.witness = NOW
+    link.judging.publish_accepted(keys, NOW + 5, duplicate=True)
+    link.judging.publish_refused(await next_request(link, 2), NOT_THE_AUTHORS)
+    assert link.told == ["keys", verdict]
+
+
 AWAY = InvalidPacket(ErrorCode.INTERNAL_ERROR, "later", detail="store_unavailable")
 FAILED = InvalidPacket(ErrorCode.INTERNAL_ERROR, "a fault of ours")
 

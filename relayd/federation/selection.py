@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from typing import Final
 
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
@@ -18,6 +20,8 @@ __all__ = ["options_for", "query_for", "stream_of"]
 
 _FALLBACK_SECONDS = 86_700
 """How many seconds a packet's timestamp may lie before its receipt, with both clocks' error (A-042)."""
+_LONGEST_NAME: Final = 2600
+"""The most bytes of a stream's name: the database indexes it, and no entry of an index has more than 2704."""
 
 
 def options_for(peer: Upstream) -> Options:
@@ -38,7 +42,10 @@ def stream_of(peer: Upstream) -> str:
     """The name of what is read from a peer: another selection is another stream, and begins anew."""
     if peer.is_whole:
         return "all"
-    return "\n".join(["types", *sorted(peer.types), "authors", *sorted(peer.authors)])
+    name = "\n".join(["types", *sorted(peer.types), "authors", *sorted(peer.authors)])
+    if len(name.encode()) <= _LONGEST_NAME and "\0" not in name:
+        return name
+    return f"sha256 {hashlib.sha256(name.encode()).hexdigest()}"
 
 
 def query_for(

@@ -131,7 +131,8 @@ class Log:
         `followed` is the sequence up to which the caller has applied identity packets; None if keys do not
         matter. Raises `IdentitiesMoved`, with nothing appended, if the log holds later ones.
 
-        `marks` say how far peers have been read once the batch is in; they are stored with it (R-364).
+        `marks` say how far peers have been read once the batch is in; they are stored with it (R-364). Marks
+        that the database refuses are left out: the batch also holds what was published here.
         """
         fresh, repeated = _distinct(batch)
         try:
@@ -139,8 +140,13 @@ class Log:
         except StoreError as error:
             if not _blames_a_row(error):
                 raise
-            for packet_id in await self._refused(list(fresh.values()), now):
+            refused = await self._refused(list(fresh.values()), now)
+            for packet_id in refused:
                 del fresh[packet_id]
+            if not refused and marks:
+                # A mark is to blame. Without it the peer's packets come again, and are known then.
+                _log.error("peer_marks_refused", peers=[mark.peer_id for mark in marks])
+                marks = ()
             row = await self._run(list(fresh.values()), now, followed, marks)
         if row[1] is None:
             raise IdentitiesMoved(row[0])

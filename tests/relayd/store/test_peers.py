@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import asyncpg
 import pytest
+import structlog
 from msgspec.structs import replace
 
+from relayd.federation.peers_file import Upstream
+from relayd.federation.selection import stream_of
 from relayd.store import LogQuery, Outcome, Store
 from relayd.store.peers import PeerComparison, PeerStore, register_peers
 from relayd.store.types import PeerMark, StoreUnavailable
@@ -83,6 +88,38 @@ async def test_how_far_a_peer_was_read_is_stored_with_the_packets(store, packet,
     await store.append([packet(2)], NOW, None, [PeerMark(peer, fence - 1, "all", "old", 1)])
     assert (await table.place(peer, "all")).cursor == "c2"
     assert (await table.place(peer, "types\nPOST\nauthors")).cursor is None
+
+
+@pytest.mark.req("R-364")
+async def test_how_far_a_peer_was_read_is_stored_for_any_selection(store, packet, peers):
+    numbers, table = peers
+    peer = numbers[HERE[0]]
+    assert await table.take_lead()
+    fence = next(row.fence for row in await table.rows() if row.peer_id == peer)
+    authors = tuple(f"did:strata:z{hashlib.sha256(bytes([n])).hexdigest()}" for n in range(200))
+    odd = ("PO\0ST",)
+    streams = [
+        stream_of(Upstream(url="wss://a", relay_id=HERE[0], types=types, authors=some))
+        for types in ((), odd)
+        for some in (authors, authors[:-1], authors[:1])
+    ]
+    for number, stream in enumerate(streams):
+        await store.append([packet(number)], NOW, None, [PeerMark(peer, fence, stream, f"c{number}", NOW)])
+    cursors = [(await table.place(peer, stream)).cursor for stream in streams]
+    assert cursors == ["c0", "c1", "c2", "c3", "c4", "c5"]
+
+
+async def test_a_mark_that_cannot_be_stored_fails_no_packet(store, packet, peers):
+    numbers, table = peers
+    peer = numbers[HERE[0]]
+    assert await table.take_lead()
+    fence = next(row.fence for row in await table.rows() if row.peer_id == peer)
+    marks = [PeerMark(peer, fence, "all", "no\0cursor", NOW)]
+    with structlog.testing.capture_logs() as lines:
+        appended = await store.append([packet(1)], NOW, None, marks)
+    assert [place.outcome for place in appended.dispositions] == [Outcome.STORED]
+    assert [line["event"] for line in lines] == ["peer_marks_refused"]
+    assert (await table.place(peer, "all")).cursor is None
 
 
 async def test_one_process_reads_from_peers_and_the_next_when_it_is_gone(database, peers):

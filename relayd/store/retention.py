@@ -169,15 +169,16 @@ class Retention:
             return await self._sweep(connection, now)
 
     async def _sweep(self, connection: asyncpg.Connection[Any], now: int) -> Swept:
-        today = now // DAY_SECONDS
-        await self._prepare_days(connection, today)
+        today, head_day = now // DAY_SECONDS, day_of(await connection.fetchval(HEAD))
+        # The next sequence belongs to the day of the head or to a later one. If the clock is far behind, the
+        # day that it names may have been dropped, and cannot be made again.
+        await self._prepare_days(connection, max(today, head_day))
         for partition in await _partitions(connection):
             if not partition.attached:  # detached by a round that was interrupted before it could drop it
                 await _drop(connection, partition)
         if not self._retention_days:
             return Swept(0, 0)
-        # The day of the head is never dropped, whatever the clock says: the next sequence belongs there.
-        head_day = day_of(await connection.fetchval(HEAD))
+        # Nor is the day of the head ever dropped, whatever the clock says.
         days_floor = min(today - self._retention_days, head_day)
         days = await self._remove_days(connection, await _past(connection, "packets", days_floor), now)
         # An id may be removed only after its packet, even if the packet's day could not be locked.

@@ -275,6 +275,15 @@ async def test_a_clock_far_ahead_never_drops_the_day_of_the_head(database, packe
         assert await bodies(store) == [packet(1).body, packet(2).body]
 
 
+async def test_a_clock_far_behind_makes_no_day_that_was_dropped(database, packet, sql):
+    async with await Store.open(database, retention_days=3) as store:
+        await fill_days(store, packet, 6)
+        assert (await store.maintain(NOW + 5 * DAY_SECONDS)).days == 2
+        before = await partitions(sql, "packets")
+        assert await store.maintain(NOW - 400 * DAY_SECONDS) == Swept(0, 0)
+        assert await partitions(sql, "packets") == before
+
+
 async def test_one_process_sweeps_at_a_time(database, packet):
     async with (
         await Store.open(database, retention_days=1) as store,

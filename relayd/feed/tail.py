@@ -32,6 +32,9 @@ _log = get_logger("relayd.feed")
 _TAIL_ROWS = 500
 _FEWEST_ROWS: Final = 16
 _RETRY_SECONDS = (0.05, 2.0)
+_MOST_COMING_BYTES: Final = 8 * 2**20
+"""If more bytes wait for their turn, the next batch is read from the log when the feed comes to it: commits
+may be faster than thousands of subscribers can be served, and the store is the buffer."""
 _FIRST_PIECE: Final = 32
 _LONGEST_PIECE: Final = 512
 """The entries that go through between two looks at the clock: at first, and at most."""
@@ -72,6 +75,7 @@ class Tail:
         self._is_dear = is_dear
         self._coming: deque[LogEntry] = deque()
         """The entries that follow the feed's position in the log without a gap, and wait for their turn."""
+        self._coming_bytes = 0
         self._readings = 0
         """How often `read_again` was called."""
         self._rows = _TAIL_ROWS
@@ -91,7 +95,7 @@ class Tail:
             return
         # A batch that the store had to split may have another process's packets in the middle.
         in_one_piece = entries[-1].sequence - entries[0].sequence == len(entries) - 1
-        if previous == self._end and in_one_piece:
+        if previous == self._end and in_one_piece and self._coming_bytes <= _MOST_COMING_BYTES:
             self._take(entries)
         else:
             self.ring(entries[-1].sequence)
@@ -107,6 +111,7 @@ class Tail:
         self._target = max(self._target, entries[-1].sequence)
         self._look_behind()
         self._coming.extend(entries)
+        self._coming_bytes += sum(len(entry.packet.body) for entry in entries)
         if is_idle:
             try:
                 self._go_on()
@@ -122,7 +127,7 @@ class Tail:
                 piece = self._piece()
                 self._dispatch(piece)
             except Exception:
-                self._coming.clear()  # they are read again from the log
+                self._drop_coming()  # they are read again from the log
                 raise
             now = time.monotonic()
             # The cost of an entry depends on how many filters may want it, which is not known beforehand.
@@ -138,9 +143,14 @@ class Tail:
         piece: list[LogEntry] = []
         while self._coming and len(piece) < self._piece_length:
             piece.append(self._coming.popleft())
+            self._coming_bytes -= len(piece[-1].packet.body)
             if self._is_dear(piece[-1]):
                 break
         return piece
+
+    def _drop_coming(self) -> None:
+        self._coming.clear()
+        self._coming_bytes = 0
 
     def ring(self, sequence: int) -> None:
         """The log reaches up to `sequence` (the doorbell): read what is missing."""
@@ -153,7 +163,7 @@ class Tail:
     def read_again(self) -> None:
         """Drop entries that wait for their turn, and any that are being read: they may have been erased. They
         come again from the log."""
-        self._coming.clear()
+        self._drop_coming()
         self._readings += 1
         if self._target > self._fanout.position:
             self._wake.set()

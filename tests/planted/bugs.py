@@ -190,8 +190,8 @@ _FEED = [
         ),
         (
             "a batch behind a gap goes through",
-            "if previous == self._end and in_one_piece:",
-            "if in_one_piece:",
+            "if previous == self._end and in_one_piece and",
+            "if in_one_piece and",
         ),
         ("a batch goes out twice", "if entry.sequence > end]", "if entry.sequence]"),
         ("a slow read is the end", "elif not entries and not self._coming:", "elif not self._coming:"),

@@ -57,7 +57,7 @@ class Log:
 
     def append(self, count: int, type_: str = "POST") -> list[LogEntry]:
         start = len(self.entries) + 1
-        packet = cast(NewPacket, SimpleNamespace(content_type=type_))
+        packet = cast(NewPacket, SimpleNamespace(content_type=type_, body=bytes(100)))
         made = [LogEntry(sequence, 0, packet) for sequence in range(start, start + count)]
         self.entries += made
         return made
@@ -134,6 +134,22 @@ async def test_a_batch_that_costs_little_goes_through_at_once(feed: Feed):
 
 
 @pytest.mark.req("R-074", "R-321")
+async def test_commits_faster_than_the_feed_wait_in_the_log_and_not_in_memory(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("relayd.feed.tail._MOST_COMING_BYTES", 2000)
+    feed.fanout.seconds = 0.001
+    for _ in range(50):
+        feed.commit(20)
+        assert len(feed.tail._coming) <= 2 * 20 + 20
+    feed.fanout.seconds = 0.0
+    await until_through(feed)
+    assert feed.tail._coming_bytes == 0 and max(feed.log.limits) <= 500
+    read = len(feed.log.limits)
+    feed.commit(20)
+    assert len(feed.log.limits) == read and feed.fanout.position == len(feed.log.entries)
+
+
 async def test_what_others_are_judged_by_ends_its_piece(feed: Feed):
     feed.fanout.seconds = 0.003
     feed.commit(2, type_="KEY_EVENT")
@@ -173,7 +189,7 @@ async def test_what_a_fault_kept_from_going_through_comes_again_from_the_log(fee
 @pytest.mark.parametrize("is_read", [False, True])
 async def test_what_waits_for_its_turn_while_it_is_erased_comes_again_from_the_log(feed: Feed, is_read):
     def erase() -> None:
-        empty = cast(NewPacket, SimpleNamespace(content_type=""))
+        empty = cast(NewPacket, SimpleNamespace(content_type="", body=b""))
         feed.log.entries = [LogEntry(entry.sequence, 0, empty) for entry in feed.log.entries]
         feed.tail.read_again()
 

@@ -77,8 +77,10 @@ class IdentityApi:
         if not is_did(did):
             return error_response(400, "invalid_did", "the path does not name a DID")
         if did in self._declined().authors:
-            return error_response(410, "gone", "this relay serves nothing of this DID")
+            return _refused()
         chain = await self._identities.resolve(did, worked)
+        if did in self._declined().authors:  # banned meanwhile
+            return _refused()
         if not chain.is_resolvable and not chain.events:
             return error_response(404, "not_found", "nothing is known of this DID here")
         served, now = self._served(chain), self._clock()
@@ -126,6 +128,10 @@ class IdentityApi:
             if self._is_served(_as_stored(packet)):
                 served.append((packet, received_at))
         return served
+
+
+def _refused() -> Response:
+    return error_response(410, "gone", "this relay serves nothing of this DID")
 
 
 def _as_stored(packet: Packet) -> NewPacket:

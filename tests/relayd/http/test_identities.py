@@ -200,6 +200,18 @@ async def test_nothing_of_a_blocked_author_is_served(api, declined):
     assert (await get(api, f"/did-docs/{document_of(ALICE, ALICE.did).hash}"))[0] == 410
 
 
+@pytest.mark.req("R-323")
+async def test_nothing_of_an_author_is_served_who_is_blocked_while_the_keys_are_read(api, declined):
+    resolve = api._identities.resolve
+
+    async def read(did, worked):
+        declined["now"] = Declined(authors=frozenset([did]))
+        return await resolve(did, worked)
+
+    api._identities.resolve = read
+    assert (await get(api, f"/did/{ALICE.did}"))[0] == 410
+
+
 async def test_a_store_that_does_not_answer(api, log):
     log.down = True
     assert (await get(api, "/did-docs/" + document_of(BOB, BOB.did).hash))[0] == 503

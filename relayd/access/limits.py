@@ -36,6 +36,8 @@ _TOLERANCE: Final = 1e-6
 
 _FADING: Final = 0.9
 """The factor by which the expected time of a step decays with each shorter step."""
+_FORGOTTEN_AT_ONCE: Final = 16
+"""The idle quotas that are forgotten when one becomes idle: those that a crowd has left are full together."""
 _SHARE_WINDOW: Final = 10
 """The window of shares, in seconds: at a share of a tenth, a whole second of work may be done at once."""
 
@@ -378,7 +380,9 @@ class Quotas:
 
     def _forget_idle(self, now: float) -> None:
         idle = self._idle
-        while idle and (len(idle) > self._max_idle or next(iter(idle.values())).is_full(now)):
+        for _ in range(_FORGOTTEN_AT_ONCE):
+            if not idle or (len(idle) <= self._max_idle and not next(iter(idle.values())).is_full(now)):
+                return
             idle.popitem(last=False)
 
 

@@ -267,6 +267,19 @@ def test_work_is_charged_to_a_whole_network_and_whoever_owes_most_is_waited_for(
     free.used_database(20.0, 0.0)
 
 
+def test_what_a_crowd_has_left_is_forgotten_some_at_a_time():
+    quotas = Quotas(Limits(publishes=1, window_seconds=60))
+    for number in range(100):
+        quota = quotas.hold(str(number))
+        assert taken(quota.publish, 0.0) == 1
+        quotas.release(quota, 0.0)
+    left = []
+    while len(quotas):
+        quotas.release(quotas.hold("another"), 61.0)
+        left.append(len(quotas))
+    assert left[0] > 50 and len(left) < 20
+
+
 @pytest.mark.req("R-316")
 def test_what_is_forgotten_first_is_what_was_left_first():
     quotas = Quotas(Limits(publishes=1, window_seconds=60), max_idle=2)

@@ -37,6 +37,9 @@ __all__ = ["Fate", "KnownPlaces", "PlaceEraser", "PlacesErased", "RefusedPlace",
 
 _BATCH: Final = 100
 """Places in one transaction. No packet comes in meanwhile, for some 20 ms."""
+_SKEW_SECONDS: Final = 300
+"""No relay takes a time of first receipt later than its own clock's. That clock may be set back before the
+packet is stored."""
 _MAX_REFUSALS: Final = 100
 """The most refusals that are listed; the others are counted."""
 
@@ -108,7 +111,7 @@ class KnownPlaces:
     tombstones: dict[int, str] = field(default_factory=dict)
     """The id in the tombstone of each place."""
     ids: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
-    """Places and times of receipt by the duplicate index, of each id."""
+    """Places and times of receipt by the first relay, according to the duplicate index, of each id."""
 
 
 class RefusedPlace(NamedTuple):
@@ -168,7 +171,8 @@ def _contradicted(place: PacketPlace, known: KnownPlaces) -> str:
     if not known.dropped_to and (known.begins is None or at >= known.begins):
         return f"retention has dropped no day, and of {day_text(day)} the log has no row there"
     if places := known.ids.get(place.packet_id):
-        if (at, place.received_at) in places:
+        # Of a packet that a peer brought, the index has the time at which the first relay received it.
+        if any(there == at and first <= place.received_at + _SKEW_SECONDS for there, first in places):
             return ""
         other, received_at = min(places)
         return f"the log has had it at {other}, received at {received_at}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from msgspec import structs
 from strata.protocol.ids import Identity
 from strata.protocol.lake import DAY_SECONDS, first_of_day
 from strata.protocol.places import PacketPlace
@@ -98,8 +99,10 @@ def test_what_other_tombstones_and_ids_tell_otherwise_is_refused():
     assert judge(place, known) == (Fate.BURY, "")
     known.ids = {NAME: {(place.sequence + 1, place.received_at)}}
     assert "the log has had it at" in judge(place, known)[1]
-    known.ids = {NAME: {(place.sequence, 7)}}
-    assert "received at 7" in judge(place, known)[1]
+    known.ids = {NAME: {(place.sequence, 7)}}  # when the first relay received it, which a peer has told
+    assert judge(place, known) == (Fate.BURY, "")
+    known.ids = {NAME: {(place.sequence, place.received_at + 301)}}
+    assert f"received at {place.received_at + 301}" in judge(place, known)[1]
     known.buried = {NAME: place.sequence + 1}
     assert "an id has one tombstone" in judge(place, known)[1]
     known.buried, known.tombstones = {OTHER: place.sequence}, {place.sequence: OTHER}
@@ -176,6 +179,16 @@ async def test_the_id_of_a_dropped_packet_is_remembered_even_if_it_was_forgotten
     assert (again.outcome, again.sequence, again.received_at) == (
         Outcome.DUPLICATE, places[0].sequence, places[0].received_at
     )  # fmt: skip
+
+
+async def test_a_dropped_packet_that_a_peer_brought_gets_its_tombstone(old: Store, packet, sql):
+    await old.append([structs.replace(packet(n), witnessed_at=NOW - 60) for n in range(2)], NOW)
+    rows = await sql.fetch("SELECT packet_id, sequence, received_at FROM packets ORDER BY sequence")
+    await old.append([packet(9)], NOW + 5 * DAY_SECONDS)
+    assert (await old.maintain(NOW + 5 * DAY_SECONDS)).days > 0
+    assert await sql.fetchval("SELECT min(received_at) FROM packet_ids") == NOW - 60, "the index remembers"
+    done = await erase(old, *(PacketPlace(f"0x{name.hex()}", *place) for name, *place in rows))
+    assert (done.dropped, done.refusals) == (2, [])
 
 
 async def test_tombstones_alone_change_nothing_for_readers_counts_and_retention(old: Store, packet, sql):

@@ -34,8 +34,7 @@ _MANIFEST = pa.schema(
     [
         ("format", pa.int32()),
         *((name, pa.int64()) for name in ("number", "after", "up_to", "packets", "quarantined")),
-        ("rows", pa.string()),
-        ("contents", pa.string()),
+        *((name, pa.string()) for name in ("rows", "contents", "witnesses")),
         ("body_bytes", pa.int64()),
         ("kinds", pa.map_(pa.string(), pa.int64())),
         ("last_packet_id", pa.string()),

@@ -29,11 +29,20 @@ _COLUMNS = (
     "expires_at, packet_id, author_id, content_type, size, body, annotation"
 )
 
-_MANIFEST = (
-    "format INT, number BIGINT, `after` BIGINT, up_to BIGINT, packets BIGINT, quarantined BIGINT, "
-    "rows STRING, contents STRING, body_bytes BIGINT, kinds MAP<STRING, BIGINT>, last_packet_id STRING, "
-    "last_received_at BIGINT, written_at BIGINT, previous STRING, hash STRING"
-)
+_MANIFEST: Mapping[str, str] = {
+    "format": "INT",
+    **dict.fromkeys(("number", "after", "up_to", "packets", "quarantined"), "BIGINT"),
+    **dict.fromkeys(("rows", "contents", "witnesses"), "STRING"),
+    "body_bytes": "BIGINT",
+    "kinds": "MAP",
+    "last_packet_id": "STRING",
+    **dict.fromkeys(("last_received_at", "written_at"), "BIGINT"),
+    **dict.fromkeys(("previous", "hash"), "STRING"),
+}
+"""The columns of a manifest. To infer them, Spark would read all manifests, and DuckDB reads only the first
+few: it would not see what later ones have, a kind of packets for example."""
+_MANIFESTS = f"{'[0-9]' * 10}.json"
+"""Their names, as a pattern."""
 
 _BY_DAY = """
 CREATE OR REPLACE {temporary}VIEW packets_by_day AS
@@ -170,10 +179,13 @@ def _in_duckdb(packets: str, aside: str, place: str, of_manifests: str = "") -> 
             "CREATE OR REPLACE VIEW quarantine AS SELECT * EXCLUDE (day, batch), day::DATE AS day "
             f"FROM read_parquet({aside}, {options})"
         )
-    manifests = _quoted(f"{place}/_manifests/*.json")
+    manifests = _quoted(f"{place}/_manifests/{_MANIFESTS}")
+    columns = ", ".join(
+        f"{name}: '{'MAP(VARCHAR, BIGINT)' if kind == 'MAP' else kind}'" for name, kind in _MANIFEST.items()
+    )
     made.append(
         "CREATE OR REPLACE VIEW manifests AS SELECT * "
-        f"FROM read_json({manifests}, format = 'auto'){of_manifests}"
+        f"FROM read_json({manifests}, format = 'auto', columns = {{{{{columns}}}}}){of_manifests}"
     )
     return made
 
@@ -219,10 +231,12 @@ def _in_spark(
     ]
     if aside:
         made.append(source("quarantine", "parquet", aside, **below("quarantine")))
-    # To infer the columns, Spark would read all manifests, and take their names for patterns.
-    options = {"multiLine": "true", "pathGlobFilter": "0*.json"}
+    told = ", ".join(
+        f"`{name}` {'MAP<STRING, BIGINT>' if kind == 'MAP' else kind}" for name, kind in _MANIFEST.items()
+    )
+    options = {"multiLine": "true", "pathGlobFilter": _MANIFESTS}
     name = "lake_manifests" if of_manifests else "manifests"
-    made.append(source(name, "json", manifests, f" ({_MANIFEST})", **options))
+    made.append(source(name, "json", manifests, f" ({told})", **options))
     if of_manifests:
         made.append(
             f"CREATE OR REPLACE TEMPORARY VIEW manifests AS SELECT * FROM lake_manifests{of_manifests}"

@@ -19,10 +19,12 @@ from strata.protocol.lake import Manifest, Span, StoredObject
 
 from strata_pipeline.lake.contents import UNREADABLE, Contents, Rows, parquet_files, read_rows
 from strata_pipeline.lake.faults import Fault
+from strata_pipeline.lake.footers import columns_of
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.layout import LakeLayout, span_of, span_over
 from strata_pipeline.lake.rows import cut, digest_of, read_places
 from strata_pipeline.lake.statistics import false_statistics
+from strata_pipeline.schemas import schema
 
 __all__ = [
     "Piece",
@@ -41,6 +43,7 @@ _CHUNK_ROWS = 250_000
 _LISTED = 1_000
 _LEAST, _MOST = -(2**63), 2**63 - 1
 _NOT_FOUND = "lies or is named so that some readers do not find it"
+_UNKNOWN = "some readers refuse a lake whose files have different columns, and no digest covers this one"
 
 
 class Unit(NamedTuple):
@@ -174,22 +177,25 @@ def pieces(manifests: Iterable[Manifest]) -> Iterator[Piece]:
 
 def places_faults(unit: Unit, piece: Piece) -> list[Fault]:
     """Rows of a piece that are in the wrong folder, or there twice; and files that are not Parquet files of a
-    lake, or whose statistics are false."""
+    lake, have columns of their own, or have false statistics."""
     faults: list[Fault] = []
     seen: list[_Places] = []
     for folder in (*unit.packets, *unit.quarantine):
         has_kinds = folder in unit.packets
         columns = ["sequence", "packet_id", *(["content_type"] if has_kinds else [])]
         for path in parquet_files([folder]):
-            if piece.first == _LEAST and not _is_found(path, folder, has_kinds):  # reported once
+            is_first = piece.first == _LEAST  # what concerns the whole file is reported once
+            if is_first and not _is_found(path, folder, has_kinds):
                 faults.append(Fault("file", "stray", f"{path} {_NOT_FOUND}", file=str(path)))
             try:
+                if is_first:
+                    faults += _own_columns(path, has_kinds)
                 for rows in read_rows([path], columns, Span(piece.first - 1, piece.last)):
                     places = _Places.of(rows, piece)
                     faults += _misplaced(rows, places, folder)
                     seen.append(places)
             except UNREADABLE as error:
-                if piece.first == _LEAST:  # reported once
+                if is_first:
                     faults.append(_unreadable(path, error))
                 continue
             try:
@@ -201,6 +207,15 @@ def places_faults(unit: Unit, piece: Piece) -> list[Fault]:
 
 def _unreadable(path: Path, error: Exception) -> Fault:
     return Fault("batch", "unreadable", str(error), file=str(path))
+
+
+def _own_columns(path: Path, has_kinds: bool) -> Iterator[Fault]:
+    """A fault for a file with columns that a lake does not have: `kind` would displace the folders' one."""
+    known = schema("packets" if has_kinds else "quarantine").names
+    strangers = [name for name in columns_of(path) if name not in known]
+    if strangers:
+        why = f"{path} has a column {strangers[0]!r}: {_UNKNOWN}"
+        yield Fault("file", "columns", why, file=str(path))
 
 
 def _is_found(path: Path, folder: Path, has_kinds: bool) -> bool:
@@ -235,7 +250,8 @@ def _misplaced(rows: Rows, places: _Places, folder: Path) -> Iterator[Fault]:
     why = f"its sequence is none of those of {folder.name}"
     for row in places.rows[wrong][:_LISTED].tolist():
         yield _row_fault("outside", why, rows, row)
-    kind = next((name.removeprefix("kind=") for name in rows.file.parts if name.startswith("kind=")), None)
+    below = rows.file.relative_to(folder).parts
+    kind = next((name.removeprefix("kind=") for name in below if name.startswith("kind=")), None)
     if "content_type" not in rows.columns.schema.names:
         return
     told = rows.columns.column("content_type").dictionary_encode()

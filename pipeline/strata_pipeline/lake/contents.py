@@ -15,6 +15,7 @@ from blake3 import blake3
 from strata.protocol.lake import NOTHING, OTHERS, ContentsDigest, Span, others_hash
 
 from strata_pipeline.lake.footers import check_footer
+from strata_pipeline.lake.layout import is_visible
 from strata_pipeline.lake.rows import rows_in
 
 __all__ = [
@@ -75,7 +76,7 @@ def _read_below(folder: str, is_hidden: bool) -> Iterator[str]:
     except PermissionError:
         return
     for entry in entries:
-        hidden = is_hidden or entry.name.startswith(("_", "."))
+        hidden = is_hidden or not is_visible(entry.name)
         if entry.is_dir(follow_symlinks=False):
             yield from _read_below(entry.path, hidden)
         elif (not hidden or os.path.splitext(entry.name)[1] == ".parquet") and (

@@ -257,13 +257,15 @@ def _check_rows(
 
 
 def _actions(table: DeltaTable) -> dict[str, dict[str, Any]]:
-    """The files of a table by path: the partition, size and number of rows of each."""
+    """The files of a table by path: the partition, size and number of rows of each. Raises `DeltaError`."""
     told = pa.table(table.get_add_actions(flatten=True))
     if not told.num_rows:
         return {}
     names = {"size_bytes": "size", "num_records": "rows"} | {
         f"partition.{name}": name for name in _PARTITIONS
     }
+    if any(name not in told.column_names or told[name].null_count for name in names):
+        raise DeltaError("another program has added files to it, and does not say how many rows they have")
     columns = zip(*(told[column].to_pylist() for column in names), strict=True)
     paths = told["path"].to_pylist()
     return {

@@ -21,6 +21,7 @@ from strata.protocol.lake import Span, StoredObject
 from strata_pipeline.errors import LakeError, StoreError
 from strata_pipeline.lake import files
 from strata_pipeline.lake.contents import UNREADABLE
+from strata_pipeline.lake.footers import check_content, check_end, check_footer
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import batch_path, span_of
 from strata_pipeline.lake.object_lake import DELTA_LOG, ObjectLake
@@ -199,9 +200,11 @@ class _InBucket:
         try:
             end = self._lake.store.get_end(one.name, one.size, _FOOTER_BYTES)
             try:
-                footer = _footer(end)
-            except UNREADABLE:
-                footer = _footer(self._lake.store.get(one.name))
+                check_end(end, one.size)
+            except ValueError:
+                end = self._lake.store.get(one.name)
+                check_content(end)
+            footer = pq.read_metadata(pa.BufferReader(end))
         except UNREADABLE as error:
             raise _unreadable(where, error) from None
         return _action(one.name.removeprefix("packets/"), one.size, time.time(), footer)
@@ -220,14 +223,11 @@ def _last_version(names: Iterable[str]) -> int | None:
 def _on_disk(name: str, path: Path) -> AddAction:
     told = path.stat()
     try:
+        check_footer(path)  # pyarrow may end the process when it is asked for false statistics
         footer = pq.read_metadata(path)
     except UNREADABLE as error:
         raise _unreadable(str(path), error) from None
     return _action(name, told.st_size, told.st_mtime, footer)
-
-
-def _footer(end: bytes) -> pq.FileMetaData:
-    return pq.read_metadata(pa.BufferReader(end))
 
 
 def _unreadable(where: str, error: Exception) -> LakeError:

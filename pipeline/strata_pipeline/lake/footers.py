@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, Literal
 
@@ -34,7 +35,9 @@ __all__ = [
     "Statistics",
     "Told",
     "check_content",
+    "check_end",
     "check_footer",
+    "columns_of",
     "footer_of",
 ]
 
@@ -45,6 +48,9 @@ WIDTHS: Final = {INT32: 4, INT64: 8}
 _TEXT: Final = 0
 _SIGNED: Final = {4: 17, 8: 18}
 """What other programs than ours declare numbers of so many bytes as."""
+_OF_SPARK: Final = b"org.apache.spark.sql.parquet.row.metadata"
+"""The note from which Spark takes the columns of a file, if it is there, instead of from the schema."""
+_TO_SPARK: Final = {"long": INT64, "integer": INT32, "string": BYTES, "binary": BYTES}
 _MAGIC: Final = b"PAR1"
 _MOST_BYTES: Final = 8 * 2**20
 """The most bytes of a footer. One with a hundred row groups, and with values of 4 KiB each, has three."""
@@ -180,6 +186,15 @@ class _Note(Told, frozen=True):
     value: bytes | None = field(default=None, name="2S")
 
 
+class _SparkField(Struct, frozen=True):
+    name: str
+    type: str
+
+
+class _SparkSchema(Struct, frozen=True):
+    fields: list[_SparkField]
+
+
 class _ByType(Told, frozen=True):
     by_type: _Nothing = field(name="1R")
 
@@ -201,22 +216,37 @@ class Footer(Told, frozen=True):
 def check_footer(path: Path) -> None:
     """Raise ValueError, with the name of the file, for one whose footer no writer of a lake has written; and
     OSError. A file that was found good is not read again while it stays as it is."""
+    columns_of(path)
+
+
+def columns_of(path: Path) -> tuple[str, ...]:
+    """The names of a file's columns. Raises what `check_footer` raises."""
     told = path.stat()
-    _check(path, told.st_ino, told.st_size, told.st_mtime_ns)
+    return _checked(path, told.st_ino, told.st_size, told.st_mtime_ns)
 
 
 @functools.lru_cache(_KNOWN)
-def _check(path: Path, inode: int, size: int, modified_at: int) -> None:
+def _checked(path: Path, inode: int, size: int, modified_at: int) -> tuple[str, ...]:
     with path.open("rb") as file:
         try:
-            footer_of(file)
+            columns = footer_of(file).schema[1:]
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
+    return tuple(sys.intern(one.name.decode(errors="replace")) for one in columns)
 
 
 def check_content(content: bytes) -> None:
     """Raise ValueError if these bytes are a file whose footer no writer of a lake has written."""
     footer_of(io.BytesIO(content))
+
+
+def check_end(end: bytes, size: int) -> None:
+    """Raise ValueError unless the last bytes of a file of this `size` have the whole footer, and a writer of
+    a lake has written it."""
+    begin = len(end) - 8 - int.from_bytes(end[-8:-4], "little")
+    if begin < 0 or end[-4:] != _MAGIC:
+        raise ValueError("it is not a Parquet file, or its footer is longer than these bytes")
+    _decoded(end[begin:-8], size - len(end) + begin)
 
 
 def footer_of(file: BinaryIO) -> Footer:
@@ -231,7 +261,11 @@ def footer_of(file: BinaryIO) -> Footer:
     if end - begin > _MOST_BYTES:
         raise ValueError(f"its footer has {end - begin} bytes, and may have {_MOST_BYTES}")
     file.seek(begin)
-    data = file.read(end - begin)
+    return _decoded(file.read(end - begin), begin)
+
+
+def _decoded(data: bytes, begin: int) -> Footer:
+    """A footer from its bytes, which begin at a place in the file."""
     try:
         told, read = decode(data)
         footer = msgspec.convert(told, Footer)
@@ -254,6 +288,9 @@ def _check_whole(footer: Footer, end: int) -> None:
         raise ValueError("a column is declared as another type than it has")
     if footer.orders is not None and len(footer.orders) != len(columns):
         raise ValueError("it orders other columns than it has")
+    for note in footer.notes or ():
+        if note.key == _OF_SPARK and _told_to_spark(note) != [(one.name, one.type) for one in columns]:
+            raise ValueError("its note for Spark tells of other columns than it has")
     if footer.rows != sum(group.rows for group in footer.groups):
         raise ValueError("it counts other rows than its row groups have")
     for number, group in enumerate(footer.groups):
@@ -263,6 +300,11 @@ def _check_whole(footer: Footer, end: int) -> None:
                 raise ValueError("it has the number of another one")
         except ValueError as error:
             raise ValueError(f"row group {number}: {error}") from None
+
+
+def _told_to_spark(note: _Note) -> list[tuple[bytes, int | None]]:
+    fields = msgspec.json.decode(note.value or b"", type=_SparkSchema).fields
+    return [(one.name.encode(), _TO_SPARK.get(one.type)) for one in fields]
 
 
 def _check_group(group: RowGroup, columns: list[_Element], end: int) -> None:

@@ -130,24 +130,23 @@ class LakeLayout(LakeState):
         """The spans of a day's folders of packets, in order: one for each batch, or one for all of them."""
         return sorted(span_of(folder) for folder in self.folders_of_day(self.packets, day))
 
-    def batch_folders(self) -> list[Path]:
-        """Every folder of a batch that readers see, no matter in which day's folder it is."""
+    def batch_folders(self, day: int | None = None) -> list[Path]:
+        """Every folder of a batch that readers see, no matter in which day's folder it is; with `day`, only
+        those in that day's folder."""
         return [
             batch
-            for root in (self.packets, self.quarantine)
-            for day in listed(root)
-            if is_visible(day)
-            for batch in listed(day)
+            for folder in self._visible(day)
+            for batch in listed(folder)
             if BATCH.fullmatch(batch.name) is not None and batch.is_dir()
         ]
 
-    def foreign(self, *, beyond: bool = False) -> list[Path]:
+    def foreign(self, *, beyond: bool = False, day: int | None = None) -> list[Path]:
         """Folders of batches that no manifest names; with `beyond`, also those after the last manifest, where
-        a batch may be in the process of being committed."""
+        a batch may be in the process of being committed; with `day`, only those in that day's folder."""
         found = []
         told: dict[int, tuple[set[int], set[int]]] = {}
         days = set(self.days())
-        for folder in self.batch_folders():
+        for folder in self.batch_folders(day):
             span = span_of(folder)
             is_in_place = folder.parent.name == f"day={day_text(span.day)}"
             is_told = is_in_place and span.day in days and self._tells(span, told)
@@ -166,21 +165,29 @@ class LakeLayout(LakeState):
         begins, ends = told[span.day]
         return span.after < span.up_to and span.after in begins and span.up_to in ends
 
-    def strays(self) -> list[Path]:
-        """Everything else that readers see outside the folders of batches."""
+    def strays(self, day: int | None = None) -> list[Path]:
+        """Everything else that readers see outside the folders of batches; with `day`, only what is in that
+        day's folder."""
         found = []
-        for root in (self.packets, self.quarantine):
-            for day in filter(is_visible, listed(root)):
-                if not (day.is_dir() and _DAY.fullmatch(day.name)):
-                    found.append(day)
-                    continue
-                found += [
-                    one
-                    for one in listed(day)
-                    if not (one.is_dir() and BATCH.fullmatch(one.name))
-                    and (is_visible(one) or _has_parquet(one))
-                ]
+        for folder in self._visible(day):
+            if not (folder.is_dir() and _DAY.fullmatch(folder.name)):
+                found.append(folder)
+                continue
+            found += [
+                one
+                for one in listed(folder)
+                if not (one.is_dir() and BATCH.fullmatch(one.name))
+                and (is_visible(one.name) or _has_parquet(one))
+            ]
         return found
+
+    def _visible(self, day: int | None) -> list[Path]:
+        """What readers see directly below `packets` and `quarantine`, or the folders of a day there."""
+        roots = (self.packets, self.quarantine)
+        if day is not None:
+            name = self.day_folder(day).name
+            return [root / name for root in roots if (root / name).exists()]
+        return [one for root in roots for one in listed(root) if is_visible(one.name)]
 
 
 def listed(folder: Path) -> Sequence[Path]:
@@ -188,9 +195,11 @@ def listed(folder: Path) -> Sequence[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def is_visible(path: Path) -> bool:
-    """Whether most readers of Parquet look at a file or folder with this name."""
-    return not path.name.startswith(("_", "."))
+def is_visible(name: str) -> bool:
+    """Whether most readers of Parquet look at a file or folder with this name. Spark takes `_a=b` for a
+    partition, and columns from files with the names that summaries of a folder once had."""
+    is_hidden = name.startswith(".") or (name.startswith("_") and "=" not in name)
+    return not is_hidden or name.startswith(("_metadata", "_common_metadata"))
 
 
 def _has_parquet(path: Path) -> bool:

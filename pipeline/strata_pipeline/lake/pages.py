@@ -38,6 +38,8 @@ class _DataPage(Told, frozen=True):
 
 class _LaterDataPage(Told, frozen=True):
     values: Annotated[int, Meta(gt=0)] = field(name="1I")
+    nulls: int = field(name="2I")
+    rows: int = field(name="3I")
     encoding: int = field(name="4I")
     statistics: Statistics | None = field(default=None, name="8R")
 
@@ -102,6 +104,8 @@ class Page(NamedTuple):
     first: int
     """The number of its first row in the row group."""
     rows: int
+    nulls: int | None
+    """How many nulls its header tells of; only the later kind of pages has this."""
     statistics: Statistics | None
 
 
@@ -122,8 +126,12 @@ def pages_of(file: BinaryIO, chunk: Chunk) -> list[Page]:
         if header.values is not None:
             if not pages and at != data.first_page_at:
                 raise ValueError("its first values are not where the footer says")
-            pages.append(Page(at, size, rows, header.values.values, header.values.statistics))
-            rows += header.values.values
+            later, values = header.later_data, header.values.values
+            if later is not None and later.rows != values:
+                raise ValueError(f"a page is said to have {later.rows} rows, and has {values} values")
+            nulls = None if later is None else later.nulls
+            pages.append(Page(at, size, rows, values, nulls, header.values.statistics))
+            rows += values
         told = header.values or header.dictionary
         found[_AS_COUNTED.get(header.type, header.type), -1 if told is None else told.encoding] += 1
         at += size

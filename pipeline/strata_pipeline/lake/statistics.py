@@ -142,6 +142,8 @@ class _Column:
         if levels and len(levels) > 1 and levels != [whole.nulls, data.values - whole.nulls]:
             yield "its counts by level are not those of the rows"
         for number, (page, seen) in enumerate(zip(self._pages, self._seen, strict=True)):
+            if page.nulls not in (None, seen.nulls):
+                yield f"page {number}: it is said to have {page.nulls} nulls, and has {seen.nulls}"
             for why in _false(page.statistics, seen, data.type):
                 yield f"page {number}: {why}"
         if self._bounds is not None:

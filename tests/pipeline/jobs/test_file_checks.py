@@ -280,6 +280,16 @@ def test_a_hidden_file_is_told_of_for_duckdb_and_polars_read_it(lake, name, dept
     assert faults(lake.root) == []
 
 
+@pytest.mark.parametrize("name", ["_metadata", "_common_metadata", "_x=1/part.parquet"])
+@pytest.mark.parametrize("depth", range(4), ids=["among files", "among kinds", "among batches", "among days"])
+def test_a_file_that_spark_reads_in_spite_of_its_name_is_told_of(lake, name, depth):
+    path, _ = file_of(lake, 1)
+    beside = path.parents[depth] / name
+    beside.parent.mkdir(exist_ok=True)
+    pq.write_table(rows_table([]), beside)
+    assert any(str(beside if depth < 2 else beside.parent) in fault for fault in faults(lake.root))
+
+
 @pytest.mark.parametrize("name", ["kind=POST/more", "kind=X"])
 def test_a_link_to_a_folder_is_told_of_for_other_readers_follow_it(lake, tmp_path, name):
     path, _ = file_of(lake, 1)
@@ -466,6 +476,25 @@ def test_a_column_that_some_readers_take_for_another_is_a_fault(tmp_path, root, 
         found = duckdb.execute(f"SELECT body FROM read_parquet('{path}')").fetchall()
         assert [body for (body,) in found] == false.to_pylist()
     assert "unreadable" in {fault.reason for fault in file_faults(Lake.open(lake))}
+
+
+@pytest.mark.parametrize(("root", "name"), [("packets", "kind"), ("packets", "reason"), ("quarantine", "x")])
+def test_a_file_with_a_column_of_its_own_is_named_once(tmp_path, monkeypatch, root, name):
+    monkeypatch.setattr(checking, "_CHUNK_ROWS", 1)
+    lake = make(tmp_path / "lake", 2)
+    path = min((lake / root).rglob("*.parquet"))
+    rows = pq.ParquetFile(path).read()
+    pq.write_table(rows.append_column(name, pa.array(["x"] * len(rows))), path)
+    if name == "kind":
+        with pytest.raises(pa.ArrowTypeError, match="Field kind has incompatible types"):
+            pq.read_table(lake / root)
+    [found] = file_faults(Lake.open(lake))
+    assert (found.about, found.reason, found.file) == ("file", "columns", str(path))
+    assert f"has a column {name!r}: " in found.detail
+
+
+def test_only_folders_within_a_lake_say_of_what_kind_its_rows_are(tmp_path):
+    assert faults(make(tmp_path / "kind=X" / "lake", 2)) == []
 
 
 def test_a_link_that_leads_nowhere_is_divided_among_tasks_as_a_file_is(tmp_path):

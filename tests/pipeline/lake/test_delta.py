@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction
 from strata.protocol.lake import first_of_day
 from strata_pipeline.cli import app
 from strata_pipeline.errors import LakeError, StoreError, UsageError
@@ -46,6 +47,7 @@ from strata_pipeline.lake.rows import cut, digest_of
 from strata_pipeline.views import statements
 from typer.testing import CliRunner
 
+from tests.support.footers import change
 from tests.support.object_lakes import NO_GRACE, put_batch
 from tests.support.object_lakes import compacted as object_compacted
 from tests.support.object_stores import Asked
@@ -355,6 +357,22 @@ def test_a_checkpoint_of_the_log_is_no_file_of_the_table_to_plain_readers_as_the
         assert connection.execute("SELECT count(*) FROM packets").fetchall() == [(3,)]
 
 
+def test_files_that_another_program_has_added_to_a_log_are_told_of(tmp_path):
+    path = tmp_path / "lake"
+    write_batch(path, [1, 2])
+    publish(Lake.open(path))
+    table = DeltaTable(path / "packets")
+    [found, *_] = (path / "packets").rglob("*.parquet")
+    values: dict[str, str | None] = {"day": "2024-10-04", "batch": "x", "kind": "POST"}
+    added = AddAction(f"x/{found.name}", 1, values, 0, True, "{}")
+    table.create_write_transaction([added], "append", table.schema(), list(values))
+    with pytest.raises(
+        LakeError, match=r"how many rows they have\. publish-delta --rebuild makes another log"
+    ):
+        publish(Lake.open(path))
+    assert publish(Lake.open(path), rebuild=True).rows == 2
+
+
 def test_what_the_files_have_too_much_or_too_little_is_not_published(tmp_path):
     path = tmp_path / "lake"
     write_batch(path, [1, 2, 3, 4])
@@ -366,6 +384,11 @@ def test_what_the_files_have_too_much_or_too_little_is_not_published(tmp_path):
     with pytest.raises(LakeError, match=r"again\.parquet cannot be read"):
         publish(Lake.open(path))
     first.with_name("again.parquet").unlink()
+    whole = first.read_bytes()
+    change(first, lambda footer, _: footer["4A"][0].update({"6L": 2**40}))  # pyarrow ends for some of these
+    with pytest.raises(LakeError, match=f"{first} cannot be read: .*another size than its columns"):
+        publish(Lake.open(path))
+    first.write_bytes(whole)
     assert not is_published(Lake.open(path))
     assert publish(Lake.open(path)).added == len(published)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from strata.protocol.lake import Span
 from strata_pipeline.lake.contents import UNREADABLE, read_rows
-from strata_pipeline.lake.footers import check_content, check_footer, footer_of
+from strata_pipeline.lake.footers import check_content, check_end, check_footer, footer_of
 from strata_pipeline.lake.statistics import false_statistics
 from strata_pipeline.lake.thrift import decode
 
@@ -53,6 +54,7 @@ def test_what_another_version_or_program_may_write_is_read(path):
         lambda path: pl.DataFrame(rows).write_parquet(path),
         lambda path: change(path, lambda footer, _: data(footer).update({"31S": b"not known yet"})),
         lambda path: change(path, lambda footer, _: footer["2A"][1].update({"6I": 18})),
+        lambda path: change(path, lambda footer, _: note(*COLUMNS)(footer)),
     ]
     for write in others:
         pq.write_table(rows, path)
@@ -61,6 +63,19 @@ def test_what_another_version_or_program_may_write_is_read(path):
         assert [*false_statistics(path, -(2**63), 2**63 - 1)] == []
 
 
+def note(*columns: tuple[str, str]) -> Edit:
+    """A note by which Spark takes a file to have these columns."""
+    fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns]
+    text = json.dumps({"type": "struct", "fields": fields}).encode()
+    told = {"1S": b"org.apache.spark.sql.parquet.row.metadata", "2S": text}
+    return lambda footer: footer.update({"5A": [told]})
+
+
+COLUMNS = [
+    *((name, "long") for name in ("sequence", "received_at", "timestamp", "expires_at")),
+    ("packet_id", "binary"), ("author_id", "string"), ("content_type", "string"), ("size", "integer"),
+    ("body", "binary"), ("annotation", "binary"),
+]  # fmt: skip
 FALSE: dict[str, tuple[str, Edit]] = {
     "rows of the file": ("counts other rows", lambda footer: footer.update({"3L": 11})),
     "rows of a group": ("5 values for 4 rows", lambda footer: footer.update(
@@ -82,6 +97,11 @@ FALSE: dict[str, tuple[str, Edit]] = {
     "short bounds": ("no numbers", lambda footer: data(footer)["12R"].update({"5S": b"1"})),
     "levels of another column": ("counts by level", lambda footer: data(footer)["16R"].update({"3A": [1]})),
     "bytes of numbers": ("bytes of numbers", lambda footer: data(footer)["16R"].update({"1L": 1})),
+    "a column that Spark does not see": ("note for Spark", note(*COLUMNS[:-1])),
+    "a column that Spark sees under another name": ("note for Spark", note(("x", "long"), *COLUMNS[1:])),
+    "a type for Spark": ("note for Spark", note(("sequence", "integer"), *COLUMNS[1:])),
+    "no columns for Spark": ("Object missing required field", lambda footer: footer.update(
+        {"5A": [{"1S": b"org.apache.spark.sql.parquet.row.metadata", "2S": b"{}"}]})),
     "another file": ("Expected `null`.*1S", lambda footer: chunk(footer, "timestamp").update({"1S": b"x"})),
     "encryption": ("Expected `null`.*8R", lambda footer: footer.update({"8R": {"1R": {}}})),
     "an index beyond the end": (
@@ -114,6 +134,17 @@ def test_what_follows_a_footer_or_is_cut_off_is_refused(path):
     for one in (longer, shorter, far, b"", b"PAR1", whole[:-1], b"QAR1" + whole[4:]):
         with pytest.raises(ValueError):
             check_content(one)
+
+
+def test_of_a_large_file_the_end_is_enough(path):
+    whole, begin = path.read_bytes(), len(read(path)[0])
+    check_end(whole[begin:], len(whole))
+    check_end(whole, len(whole))
+    for end, size in ((whole[begin + 1 :], len(whole)), (b"PAR1", 4), (whole[:-1], len(whole) - 1)):
+        with pytest.raises(ValueError, match="or its footer is longer than these bytes"):
+            check_end(end, size)
+    with pytest.raises(ValueError, match="pages are not in the file"):
+        check_end(whole[begin:], len(whole) - begin)
 
 
 def test_a_huge_footer_is_refused_before_it_is_read(path):

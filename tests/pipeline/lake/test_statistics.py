@@ -194,6 +194,28 @@ def test_false_statistics_in_the_header_of_a_page_are_told(tmp_path):
     assert told(path) == ["row group 0: column timestamp: page 0: its bounds are not those of the rows"]
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("2I", "page 0: it is said to have 7 nulls, and has 0"), ("3I", "is said to have 7 rows, and has 16")],
+)
+def test_false_counts_in_the_header_of_a_later_page_are_told(tmp_path, name, why):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(
+        ROWS, path, data_page_version="2.0", use_dictionary=False, data_page_size=1, write_batch_size=16
+    )
+    assert told(path) == []
+
+    def edit(footer: dict[str, Any], body: bytearray) -> None:
+        begin = chunk(footer, "body")["3R"]["9L"]
+        header, end = decode(bytes(body), begin)
+        header["8R"].update({name: 7})
+        body[begin:end] = encode(header)
+
+    change(path, edit)
+    [found] = told(path)
+    assert found.startswith("row group 0: column body: ") and found.endswith((why, f"{why} values"))
+
+
 def test_each_row_group_is_looked_at_by_whoever_has_its_first_sequence(path):
     change(path, lambda footer, _: [statistics(footer, "size", n).update({"3L": 1}) for n in (0, 1)])
     second = place(61)

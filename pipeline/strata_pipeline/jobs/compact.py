@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets import Packets
-from strata_pipeline.errors import LakeBusy
-from strata_pipeline.jobs.failures import translate_failures
+from strata_pipeline.errors import LakeBusy, LakeError, PipelineError
+from strata_pipeline.jobs.failures import Refused, translate_failures
 from strata_pipeline.jobs.file_checks import files_faults
 from strata_pipeline.jobs.object_days import compact_day
 from strata_pipeline.jobs.parts import PartDone, PartWork
@@ -75,8 +75,9 @@ def compact(
     `file_bytes` is the approximate size of the bodies in a file. Files that were replaced at least `grace`
     seconds ago are deleted. The files of a day change places while no other job of ours reads the lake; if
     the jobs do not end within `patience` seconds, the day waits for the next run. An existing Delta log is
-    updated with each day; `delta` creates one. Raises `LakeError`, `LakeBusy`. Whenever the job is
-    interrupted, each day is complete, in its old files or in its new ones.
+    updated with each day; `delta` creates one. Raises `LakeError`, `LakeBusy`; the error of a damaged day is
+    raised once the other days are done. Whenever the job is interrupted, each day is complete, in its old
+    files or in its new ones.
 
     In a bucket, small parts of a day become parts of about `file_bytes`, without any waiting: a process that
     opened the lake earlier can read the replaced objects for as long as `grace` says. There this also raises
@@ -84,20 +85,26 @@ def compact(
     """
     if is_object_place(path):
         return _compact_bucket(spark, str(path), file_bytes, grace, delta, progress)
-    done = Compacted()
+    done, refused = Compacted(), Refused(LakeError, PipelineError)
     with Lake.replace(path) as lake:
         done.deleted = delete_retired(lake, int(time.time()), grace)
         for day in lake.finished_days():
             if len(lake.batches(day)) > 1:
-                if _compact_day(spark, lake, day, file_bytes, patience, done) and is_published(lake):
-                    publish(Lake.open(path), days=[day])
+                with refused.put_off():
+                    if _compact_day(spark, lake, day, file_bytes, patience, done) and is_published(lake):
+                        publish(Lake.open(path), days=[day])
                 progress(done)
         done.sealed = lake.chain.seal()
         if delta:
             publish(Lake.open(path))
         else:
             publish_rewritten(path)
+    refused.tell(_told(done))
     return done
+
+
+def _told(done: Compacted) -> str:
+    return f"{done.days:,} days were compacted" if done.days else ""
 
 
 def _compact_bucket(
@@ -112,27 +119,29 @@ def _compact_bucket(
         with translate_failures(f"compacting {day_text(works[0].part.span.day)}"):
             return rewrite_parts(spark, lake, works)
 
-    done = Compacted()
+    done, refused = Compacted(), Refused(LakeError)
     kept = timedelta(seconds=grace)
     with ObjectLake.replace(place, Grace(kept, min(kept, ERASED_GRACE))) as lake:
         done.deleted, done.sealed = len(lake.left.deleted), lake.sealed
         for day in lake.finished_days():
-            try:
-                became = compact_day(lake, day, run, part_bytes)
-            except LakeBusy:
-                done.waiting += 1
-                continue
-            if became is not None:
-                done.days += 1
-                done.files_before += became[0]
-                done.files_after += became[1]
-                if is_published(lake):
-                    publish(ObjectLake.open(place), days=[day])
+            with refused.put_off():
+                try:
+                    became = compact_day(lake, day, run, part_bytes)
+                except LakeBusy:
+                    done.waiting += 1
+                    continue
+                if became is not None:
+                    done.days += 1
+                    done.files_before += became[0]
+                    done.files_after += became[1]
+                    if is_published(lake):
+                        publish(ObjectLake.open(place), days=[day])
             progress(done)
     if delta:
         publish(ObjectLake.open(place))
     else:
         publish_rewritten(place)
+    refused.tell(_told(done))
     return done
 
 

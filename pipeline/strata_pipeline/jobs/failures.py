@@ -13,7 +13,7 @@ from strata_pipeline import errors
 from strata_pipeline.errors import LakeError, PipelineError
 from strata_pipeline.log.database import without_password
 
-__all__ = ["translate_failures"]
+__all__ = ["Refused", "translate_failures"]
 
 _OURS = re.compile(r"(?:strata_pipeline\.errors|strata\.protocol\.lake\.manifest)\.(\w+): (.+)")
 
@@ -30,6 +30,31 @@ def translate_failures(doing: str) -> Iterator[None]:
             raise kind(found[2].strip()) from error
         reason = next((line for line in reversed(text.splitlines()) if _tells(line)), text[:500])
         raise PipelineError(f"{doing}: {without_password(reason.strip())}") from error
+
+
+class Refused:
+    """The errors of some days, raised once the other days are done: one damaged day must not keep an operator
+    from erasing elsewhere, or let the files of all later days pile up."""
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
+        self._errors: list[Exception] = []
+
+    @contextlib.contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Collect the error of a day, if it is of one of the kinds."""
+        try:
+            yield
+        except self._kinds as error:
+            self._errors.append(error)
+
+    def tell(self, done: str) -> None:
+        """Raise the first error, if there is one; `done` says what was done elsewhere, or is empty."""
+        if not self._errors:
+            return
+        first, others = self._errors[0], len(self._errors) - 1
+        text = f"{first}. {others:,} more days were refused" if others else str(first)
+        raise type(first)(f"{text}. {done}" if done else text) from first
 
 
 def _tells(line: str) -> bool:

@@ -21,7 +21,7 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import listed, span_over
 from strata_pipeline.lake.recovery import retire
 
-__all__ = ["Check", "check_day", "delete_retired", "replace_day", "staged_day"]
+__all__ = ["Check", "check_day", "check_own", "delete_retired", "replace_day", "staged_day"]
 
 Check = Callable[[Unit], Iterable[Fault]]
 """Finds the faults of files, in this process or in tasks."""
@@ -29,7 +29,11 @@ _RETIRED = re.compile(r"(day=\d{4}-\d\d-\d\d)\.(\d+)(\.\d+)?")
 
 
 def staged_day(lake: Lake, day: int) -> Path:
-    """The folder into which a day's new files are to be written: one folder `batch=…` for all batches."""
+    """The folder into which a day's new files are to be written: one folder `batch=…` for all batches.
+
+    Raises `LakeError` as `check_own` does.
+    """
+    check_own(lake, day)
     spans = lake.batches(day)
     staged = lake.staging / lake.day_folder(day).name
     files.remove(staged)
@@ -46,7 +50,12 @@ def replace_day(lake: Lake, day: int, staged: Path, patience: float, check: Chec
     """
     manifests = lake.erasures.told(lake.chain.of_day(day))
     unit = Unit(manifests, [staged], lake.folders_of_day(lake.quarantine, day))
-    check_day(day, unit, check)
+    try:
+        check_day(day, unit, check)
+    except LakeError:
+        files.remove(staged.parent)
+        files.remove_if_empty(lake.staging)
+        raise
     files.make_durable(staged.parent)
     with lake.unread(patience):
         files.exchange(lake.day_folder(day), staged.parent)
@@ -69,6 +78,16 @@ def delete_retired(lake: Lake, now: int, grace: int) -> int:
         deleted += 1
     files.remove_if_empty(lake.retired)
     return deleted
+
+
+def check_own(lake: Lake, day: int) -> None:
+    """Raise `LakeError` if the folders of a day hold anything that readers see and no manifest names: what is
+    replaced is deleted later, and new files would not have it."""
+    for one in (*lake.foreign(beyond=True, day=day), *lake.strays(day)):
+        raise LakeError(
+            f"{one} is not of the lake, and would be lost if {day_text(day)} were written anew: the day "
+            "stays as it is. Move it away, and run audit"
+        )
 
 
 def check_day(day: int, unit: Unit, check: Check = unit_faults) -> None:

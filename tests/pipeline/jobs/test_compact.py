@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from bisect import bisect_left
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from strata.protocol.lake import LakeError, day_text
 from strata_pipeline.datasets import Packets
+from strata_pipeline.jobs import compact as compacting
 from strata_pipeline.jobs import rewriting
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
@@ -18,9 +20,11 @@ from strata_pipeline.jobs.compact import compact
 from strata_pipeline.jobs.rewriting import write_day
 from strata_pipeline.lake import checking, files
 from strata_pipeline.lake.delta import publish, published_files
+from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 
 from tests.support import relay_logs
+from tests.support import toy_lakes as toys
 from tests.support.lakes import DAY, NOON, bodies, plain, sql
 from tests.support.waiting import wait_until
 
@@ -134,6 +138,27 @@ def test_tasks_check_the_new_files_of_a_day(spark, tmp_path, made, monkeypatch):
     monkeypatch.setattr(checking, "places_faults", never)
     monkeypatch.setattr(checking, "batches_faults", never)
     assert compact(spark, tmp_path).days
+
+
+def test_a_damaged_day_does_not_hold_up_those_after_it(tmp_path, monkeypatch):
+    for day in (toys.DAY, toys.DAY + 1, toys.DAY + 2):
+        toys.write_batch(tmp_path, [1, 2], day=day)
+        toys.write_batch(tmp_path, [3], day=day)
+    files_before = toys.files_below(tmp_path / "packets")
+    files_before[0].unlink()
+
+    def compact_day(spark: object, lake: Lake, day: int, *rest: object) -> bool:
+        target = staged_day(lake, day)
+        toys.compacted(lake, day, target)
+        replace_day(lake, day, target, 0)
+        return True
+
+    monkeypatch.setattr(compacting, "_compact_day", compact_day)
+    with pytest.raises(LakeError, match=r"^the manifests and the files of 2024-10-04 disagree"):
+        compact(Mock(), tmp_path)
+    lake = Lake.open(tmp_path)
+    assert [len(lake.batches(day)) for day in lake.days()] == [2, 1, 2]
+    assert len(lake.chain.stored_summaries()) == 2 and not (tmp_path / "_staging").exists()
 
 
 def test_folders_change_places_at_once_and_in_three_steps(tmp_path, monkeypatch):

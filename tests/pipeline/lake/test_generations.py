@@ -66,6 +66,16 @@ def test_what_is_not_ours_or_still_needed_is_not_deleted(path):
         assert len(list((path / "_retired").iterdir())) == 3
 
 
+@pytest.mark.parametrize("name", ["README", "more.parquet", f"batch={place(1, DAY + 1)}-{place(2, DAY + 1)}"])
+@pytest.mark.parametrize("root", ["packets", "quarantine"])
+def test_a_day_with_something_that_is_not_ours_is_not_written_anew(path, root, name):
+    stranger = path / root / "day=2024-10-04" / name
+    stranger.mkdir(parents=True)
+    with Lake.replace(path) as lake, pytest.raises(LakeError, match=f"{name} is not of the lake"):
+        replace(lake)
+    assert stranger.exists() and not (path / "_retired").exists()
+
+
 def test_a_day_waits_while_jobs_read_and_jobs_do_not_wait_for_each_other(path):
     with Lake.replace(path) as lake, Lake.open(path).held(), Lake.open(path).held():
         before = files_below(path)

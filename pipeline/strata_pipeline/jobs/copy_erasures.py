@@ -21,14 +21,15 @@ import pyarrow.dataset as pads
 from strata.protocol.lake import Erasure, Manifest, Part, StoredObject, told
 
 from strata_pipeline.errors import LakeError
-from strata_pipeline.jobs.copy_files import Source, extract, put_files, write_without
+from strata_pipeline.jobs.copy_files import DAMAGED_FILE, Source, extract, put_files, write_without
 from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.lake import files
 from strata_pipeline.lake.attempts import object_name
 from strata_pipeline.lake.checking import Unit, batch_name, chunks
 from strata_pipeline.lake.contents import parquet_files
 from strata_pipeline.lake.erasing import mark, place_erasure, put_record
-from strata_pipeline.lake.generations import check_day
+from strata_pipeline.lake.footers import check_footer
+from strata_pipeline.lake.generations import check_day, check_own
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import Folders
 from strata_pipeline.lake.object_generations import batches_of
@@ -114,7 +115,15 @@ def _gone(lake: AnyLake, copy: AnyLake, record: Erasure) -> pa.Table:
     with lake.quarantine_at_hand(record.day) as layout:
         paths = parquet_files(layout.folders_of_day(layout.quarantine, record.day))
         within = pc.is_in(pads.field("sequence"), value_set=wanted)
-        tables = [pads.dataset(path, format="parquet").to_table(filter=within) for path in paths]
+        try:
+            for path in paths:
+                check_footer(path)
+            tables = [pads.dataset(path, format="parquet").to_table(filter=within) for path in paths]
+        except DAMAGED_FILE as error:
+            raise LakeError(
+                f"{lake.place} has a file that cannot be read: {error}. Run audit there; the erasures before "
+                "are copied"
+            ) from None
     found = [table for table in tables if table.num_rows]
     if sum(table.num_rows for table in found) != len(wanted):
         raise LakeError(
@@ -138,6 +147,7 @@ def _bring_to_disk(lake: AnyLake, copy: Lake, record: Erasure, patience: float) 
 def _stage(lake: AnyLake, copy: Lake, record: Erasure, concerned: Sequence[Manifest]) -> None:
     """Rewrite the files of a day, as far as the copy has it."""
     day, staged = record.day, copy.staged_erasure
+    check_own(copy, day)
     files.remove(staged)
     files.make_folder(staged)
     spans = [one.span for one in concerned]

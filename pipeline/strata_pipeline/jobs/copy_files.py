@@ -19,12 +19,15 @@ from strata.protocol.lake import Manifest, Span, StoredObject
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.checking import batch_name, batches_faults
 from strata_pipeline.lake.contents import UNREADABLE, parquet_files, read_rows
+from strata_pipeline.lake.footers import check_footer
 from strata_pipeline.lake.layout import Folders, LakeLayout, batch_path, span_of
 from strata_pipeline.lake.rows import rows_in
 from strata_pipeline.lake.stores.objects import ObjectStore
 
-__all__ = ["Source", "extract", "put_files", "write_without"]
+__all__ = ["DAMAGED_FILE", "Source", "extract", "put_files", "write_without"]
 
+DAMAGED_FILE: Final = (ValueError, pa.ArrowException)
+"""What reading a damaged file raises, and writing another one does not."""
 _GATHERED_BYTES: Final = 64 * 2**20
 
 
@@ -46,7 +49,20 @@ def extract(source: Source, manifest: Manifest, folder: Path) -> None:
 
     `manifest` says what the batch holds now. Raises `LakeError` unless the files hold just that.
     """
-    made: dict[str, list[Path]] = {"packets": [], "quarantine": []}
+    why = _written(source, manifest, folder)
+    if why is None:
+        made = ([one] if (one := folder / root).is_dir() else [] for root in source._fields)
+        faults = batches_faults([manifest], *made)
+        why = faults[0].detail if faults else _too_much(manifest, parquet_files([folder]))
+    if why is not None:
+        raise LakeError(
+            f"the lake's {batch_name(manifest)} is damaged: {why}. Bring its files back from a copy of the "
+            "lake; the batches before it are copied"
+        )
+
+
+def _written(source: Source, manifest: Manifest, folder: Path) -> str | None:
+    """Write the files of a batch; return why one cannot be read, or None."""
     for root, folders in source._asdict().items():
         for span, batch in folders:
             if not span.overlaps(manifest.span):
@@ -56,16 +72,12 @@ def extract(source: Source, manifest: Manifest, folder: Path) -> None:
                 if span == manifest.span:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(path, target)
-                else:
+                    continue
+                try:
                     _filter(path, manifest, target)
-            made[root] = [folder / root] if (folder / root).is_dir() else []
-    faults = batches_faults([manifest], made["packets"], made["quarantine"])
-    why = faults[0].detail if faults else _too_much(manifest, parquet_files([folder]))
-    if why is not None:
-        raise LakeError(
-            f"the lake's {batch_name(manifest)} is damaged: {why}. Bring its files back from a copy of the "
-            "lake; the batches before it are copied"
-        )
+                except DAMAGED_FILE as error:
+                    return str(error)
+    return None
 
 
 def _too_much(manifest: Manifest, paths: Sequence[Path]) -> str | None:
@@ -111,7 +123,13 @@ def write_without(
     taken: list[pa.Array] = []
     for number, path in enumerate(parquet_files([*old.packets, *old.quarantine])):
         same = target / path.relative_to(base)
-        taken += _write_rest(path, same, same.with_name(f"{name}-{number}.parquet"), gone["sequence"])
+        other = same.with_name(f"{name}-{number}.parquet")
+        try:
+            taken += _write_rest(path, same, other, gone["sequence"])
+        except DAMAGED_FILE as error:
+            raise LakeError(
+                f"{path} cannot be read: {error}. Run audit, and bring the file back from a copy of the lake"
+            ) from None
     aside = gone.filter(pc.is_in(gone["sequence"], value_set=pa.chunked_array(taken, pa.int64())))
     for span in spans:
         rows = rows_in(aside, span)
@@ -124,6 +142,7 @@ def write_without(
 
 def _filter(path: Path, manifest: Manifest, target: Path) -> None:
     """Copy the rows of a file that belong to a batch."""
+    check_footer(path)
     within = (pads.field("sequence") > manifest.after) & (pads.field("sequence") <= manifest.up_to)
     rows: pa.Table = pads.dataset(path, format="parquet").to_table(filter=within)
     if rows.num_rows:
@@ -137,6 +156,7 @@ def _write_rest(path: Path, same: Path, other: Path, sequences: pa.ChunkedArray)
     If it had none, the file becomes `same`, else `other`. If no rows stay, neither a file nor a folder is
     made.
     """
+    check_footer(path)
     found = pq.read_table(path, columns=["sequence"], partitioning=None)["sequence"]
     taken: pa.ChunkedArray = found.filter(pc.is_in(found, value_set=sequences))
     if not len(taken):

@@ -27,23 +27,23 @@ from strata.protocol.tombstones import read_tombstone
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy, LakeError, LogError
-from strata_pipeline.jobs.failures import translate_failures
+from strata_pipeline.jobs.failures import Refused, translate_failures
 from strata_pipeline.jobs.object_days import Found, Gone, erase_from_day, still_there
 from strata_pipeline.jobs.parts import PartDone, PartWork, packets_there
 from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.jobs.rewriting import rewrite_parts, write_day
 from strata_pipeline.lake import files
-from strata_pipeline.lake.checking import Unit
+from strata_pipeline.lake.checking import Unit, units_of_day
 from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.delta import is_published, publish
 from strata_pipeline.lake.erasing import mark, place_erasure
-from strata_pipeline.lake.generations import check_day
+from strata_pipeline.lake.generations import check_day, check_own
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import Folders, listed, span_over
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.lake.rewrites import ERASED_GRACE, Grace
-from strata_pipeline.lake.rows import places_at
+from strata_pipeline.lake.rows import checked_files, places_at
 from strata_pipeline.lake.stores.schemes import is_object_place
 from strata_pipeline.log.database import connect, read_tombstones
 from strata_pipeline.transforms.emptying import emptied, erased_batches, held_aside
@@ -102,7 +102,7 @@ def erase(
     """
     if is_object_place(path):
         return _erase_from_bucket(spark, url, str(path), timedelta(seconds=grace), progress)
-    done, refused = ErasedFrom(), _Refused()
+    done, refused = ErasedFrom(), Refused(LakeError, LogError)
     with contextlib.closing(connect(url)) as connection, Lake.replace(path) as lake:
         for day, texts in _by_day(lake, read_tombstones(connection, lake.reached), done):
             with refused.put_off():
@@ -123,7 +123,7 @@ def erase(
                 _refuse(strangers)
         publish_rewritten(path)
         done.copies = [str(folder) for folder in listed(lake.aside)] if done.days else []
-    refused.tell(done)
+    refused.tell(_told(done))
     return done
 
 
@@ -134,7 +134,7 @@ def _erase_from_bucket(
         with translate_failures("erasing"):
             return rewrite_parts(spark, lake, works)
 
-    done, refused = ErasedFrom(), _Refused()
+    done, refused = ErasedFrom(), Refused(LakeError, LogError)
     kept = Grace(erased=grace)
     with contextlib.closing(connect(url)) as connection, ObjectLake.replace(place, kept) as lake:
         done.deleted = len(lake.left.deleted)
@@ -160,34 +160,12 @@ def _erase_from_bucket(
         if done.days and not grace:
             lake.tidy(kept)
             done.deleted += len(lake.left.deleted)
-    refused.tell(done)
+    refused.tell(_told(done))
     return done
 
 
-class _Refused:
-    """The errors of some days, raised once the other days are done: an operator who must erase should not
-    have to wait because of a file that is damaged elsewhere."""
-
-    def __init__(self) -> None:
-        self._errors: list[LakeError | LogError] = []
-
-    @contextlib.contextmanager
-    def put_off(self) -> Iterator[None]:
-        """Collect the error of a day."""
-        try:
-            yield
-        except (LakeError, LogError) as error:
-            self._errors.append(error)
-
-    def tell(self, done: ErasedFrom) -> None:
-        """Raise the first error, if there is one."""
-        if not self._errors:
-            return
-        first, others = self._errors[0], len(self._errors) - 1
-        text = f"{first}. {others:,} more days were refused" if others else str(first)
-        if done.days:
-            text += f". {done.packets:,} packets were erased from {done.days:,} days"
-        raise type(first)(text) from first
+def _told(done: ErasedFrom) -> str:
+    return f"{done.packets:,} packets were erased from {done.days:,} days" if done.days else ""
 
 
 def _refuse(strangers: Sequence[str]) -> None:
@@ -268,8 +246,10 @@ def _erase_from_day(
     manifests = lake.erasures.told(lake.chain.of_day(day))
     if any(one.format == 1 for one in manifests):
         raise LakeError(f"{day_text(day)} has batches of format 1: run strata-pipeline migrate-lake first")
+    check_own(lake, day)
     old = lake.day(day)
-    check_day(day, Unit(manifests, *old))
+    for unit in units_of_day(lake, day, manifests):
+        check_day(day, unit)
     files.remove(lake.staged_erasure)
     new = _write(spark, lake, old, day, list(found), aside, manifests)
     tombstones = b"".join(text + b"\n" for _, text in found.values())
@@ -307,12 +287,9 @@ def _write(
         write_day(left, packets, manifests)
     rows = emptied(places_at([*old.packets, *old.quarantine], erased))
     stays = ~pads.field("sequence").isin(pa.array(aside, pa.int64()))
-    kept = [
-        pads.dataset(one, format="parquet").to_table(columns=rows.column_names, filter=stays)
-        for one in old.quarantine
-    ]
+    kept = [checked_files(one, rows.schema).to_table(filter=stays) for one in old.quarantine]
     pq.write_table(
-        pa.concat_tables([*(one.cast(rows.schema) for one in kept), rows]).sort_by("sequence"),
+        pa.concat_tables([*kept, rows]).sort_by("sequence"),
         quarantine / "part-0.parquet",
         compression="zstd",
     )

@@ -14,7 +14,17 @@ from strata.protocol.lake import DAY_SECONDS, RowsDigest, Span, row_bytes
 
 from strata_pipeline.lake.footers import check_footer
 
-__all__ = ["PLACES", "add_rows", "cut", "digest_of", "places_at", "read_places", "received_on", "rows_in"]
+__all__ = [
+    "PLACES",
+    "add_rows",
+    "checked_files",
+    "cut",
+    "digest_of",
+    "places_at",
+    "read_places",
+    "received_on",
+    "rows_in",
+]
 
 PLACES = ("sequence", "received_at", "packet_id", "size")
 _ROW_BYTES = 48
@@ -32,22 +42,33 @@ def read_places(folders: Iterable[Path], span: Span | None = None) -> pa.Table:
     within = None
     if span is not None:
         within = (pads.field("sequence") > span.after) & (pads.field("sequence") <= span.up_to)
-    tables = []
-    for folder in folders:
-        # With a schema, each file is checked against it, and a folder may have no files.
-        rows = pads.dataset(folder, schema=_NO_PLACES.schema, format="parquet")
-        for name in rows.files:
-            check_footer(Path(name))
-        tables.append(rows.to_table(filter=within))
-    if not tables:
-        return _NO_PLACES
-    return pa.concat_tables(tables).sort_by("sequence")
+    return _sorted(checked_files(folder).to_table(filter=within) for folder in folders)
 
 
 def places_at(folders: Iterable[Path], sequences: Sequence[int]) -> pa.Table:
-    """The rows of `read_places` that have one of these sequences. Raises what that function raises."""
-    rows = read_places(folders)
-    return rows.filter(pc.is_in(rows["sequence"], value_set=pa.array(sequences, pa.int64())))
+    """The rows of `read_places` that have one of these sequences. Raises what that function raises.
+
+    All rows are looked at, some at a time: a file with false statistics must not hide what is to be erased.
+    """
+    wanted = pa.array(sequences, pa.int64())
+    return _sorted(
+        pa.Table.from_batches([batch.filter(pc.is_in(batch["sequence"], value_set=wanted))])
+        for folder in folders
+        for batch in checked_files(folder).to_batches()
+    )
+
+
+def checked_files(folder: Path, columns: pa.Schema = _NO_PLACES.schema) -> pads.Dataset:
+    """The files below a folder, of which there may be none, with some `columns`; those that a file lacks are
+    null. Raises what `read_places` raises."""
+    rows = pads.dataset(folder, schema=columns, format="parquet")
+    for name in rows.files:
+        check_footer(Path(name))
+    return rows
+
+
+def _sorted(tables: Iterable[pa.Table]) -> pa.Table:
+    return pa.concat_tables([_NO_PLACES, *tables]).sort_by("sequence")
 
 
 def rows_in(rows: _Rows, span: Span) -> _Rows:

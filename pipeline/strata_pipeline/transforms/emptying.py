@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,10 +14,10 @@ import pyarrow.dataset as pads
 from strata.protocol.lake import ErasedBatch, LakeError, Manifest, Span
 from strata.protocol.tombstones import Tombstone, told_place
 
-from strata_pipeline.lake.checking import batch_name
+from strata_pipeline.lake.checking import batch_name, chunks
 from strata_pipeline.lake.contents import Contents
-from strata_pipeline.lake.layout import Folders, listed, span_over
-from strata_pipeline.lake.rows import cut, read_places
+from strata_pipeline.lake.layout import Folders, listed, span_of, span_over
+from strata_pipeline.lake.rows import checked_files, cut, read_places
 from strata_pipeline.transforms.checking import check_batch
 
 __all__ = ["DAMAGED", "EMPTY", "HeldAside", "emptied", "erased_batches", "held_aside", "read_aside"]
@@ -80,11 +80,7 @@ def read_aside(folders: Sequence[Path], span: Span | None = None) -> pa.Table:
     if span is not None:
         within = (pads.field("sequence") > span.after) & (pads.field("sequence") <= span.up_to)
     columns = {name: pads.field(name) for name, _ in _PLACES} | {"is_erased": _IS_ERASED}
-    found = [
-        # With a schema, because an older file may lack a column.
-        pads.dataset(folder, schema=_ASIDE, format="parquet").to_table(columns, filter=within)
-        for folder in folders
-    ]
+    found = [checked_files(folder, _ASIDE).to_table(columns, filter=within) for folder in folders]
     rows = pa.concat_tables(found).sort_by("sequence")
     place = rows.schema.get_field_index("is_erased")
     return rows.set_column(place, "is_erased", pc.fill_null(rows["is_erased"], False))
@@ -110,37 +106,48 @@ def erased_batches(
     manifests: Sequence[Manifest], old: Folders, new: Folders, erased: Sequence[int]
 ) -> list[ErasedBatch]:
     """What the batches from which something was erased hold now. Raises `LakeError` if a row that was to stay
-    has changed."""
+    has changed.
+
+    The digests of a few batches at a time are in memory: those of a day of 10⁸ rows would take 20 GB.
+    """
+    return [one for some in chunks(manifests) for one in _erased_batches(some, old, new, erased)]
+
+
+def _erased_batches(
+    manifests: Sequence[Manifest], old: Folders, new: Folders, erased: Sequence[int]
+) -> Iterator[ErasedBatch]:
     span = span_over(manifests)
-    before, after = Contents.of(*old, span), Contents.of(*new, span)
     spans = [one.span for one in manifests]
-    tables = zip(manifests, *(cut(read_places(folders), spans) for folders in new), strict=True)
+    old, new = (Folders(*(_concerned(some, span) for some in folders)) for folders in (old, new))
+    before, after = Contents.of(*old, span), Contents.of(*new, span)
+    tables = zip(manifests, *(cut(read_places(folders, span), spans) for folders in new), strict=True)
     kinds = _kinds(new.packets, spans)
-    changed = []
     for number, (manifest, packets, quarantined) in enumerate(tables):
         gone = [sequence for sequence in erased if manifest.after < sequence <= manifest.up_to]
         if before.digest(manifest.span, without=gone) != after.digest(manifest.span, without=gone):
             raise LakeError(f"rows of {batch_name(manifest)} changed while it was written anew: run audit")
         if gone:
             sizes = (pc.sum(table["size"]).as_py() or 0 for table in (packets, quarantined))
-            changed.append(
-                ErasedBatch(
-                    manifest=manifest.hash,
-                    packets=packets.num_rows,
-                    quarantined=quarantined.num_rows,
-                    contents=after.digest(manifest.span),
-                    body_bytes=sum(sizes),
-                    kinds=kinds[number],
-                )
+            yield ErasedBatch(
+                manifest=manifest.hash,
+                packets=packets.num_rows,
+                quarantined=quarantined.num_rows,
+                contents=after.digest(manifest.span),
+                body_bytes=sum(sizes),
+                kinds=kinds[number],
             )
-    return changed
+
+
+def _concerned(folders: Sequence[Path], span: Span) -> list[Path]:
+    """The folders, of which a day may have thousands, that may hold rows of a span."""
+    return [folder for folder in folders if span_of(folder).overlaps(span)]
 
 
 def _kinds(packets: Sequence[Path], spans: Sequence[Span]) -> list[dict[str, int]]:
     """The number of packets of each kind in each of the spans."""
     counts: list[dict[str, int]] = [{} for _ in spans]
     for folder in (kind for batch in packets for kind in listed(batch)):
-        for count, rows in zip(counts, cut(read_places([folder]), spans), strict=True):
+        for count, rows in zip(counts, cut(read_places([folder], span_over(spans)), spans), strict=True):
             if rows.num_rows:
                 count[folder.name.removeprefix("kind=")] = rows.num_rows
     return counts

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
-from strata.protocol.lake import Manifest, day_text
+from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets.dataset import Dataset
 from strata_pipeline.datasets.objects import read_objects
@@ -66,7 +66,7 @@ class Packets(Dataset, schema="packets"):
         names = [StructField(name, StringType()) for name in ("day", "batch", "kind")]
         wanted = StructType([*schema("packets").fields, *names])
         if isinstance(lake, ObjectLake):
-            objects = lake.objects(_manifests(lake, days), "packets", kinds=kinds, damaged=damaged)
+            objects = lake.objects_of_days(days, "packets", kinds=kinds, damaged=damaged)
             return read_objects(spark, lake.store, objects, wanted, damaged=damaged)
         rows = _read(spark, lake, "packets", wanted, days, "batch=*/kind=*", damaged)
         # Spark does not read the files of other folders.
@@ -93,15 +93,9 @@ class Quarantine(Dataset, schema="quarantine"):
         """All quarantined rows, or those of these days; with `damaged`, as far as they can be read."""
         wanted = schema("quarantine")
         if isinstance(lake, ObjectLake):
-            objects = lake.objects(_manifests(lake, days), "quarantine", damaged=damaged)
+            objects = lake.objects_of_days(days, "quarantine", damaged=damaged)
             return cls(read_objects(spark, lake.store, objects, wanted, damaged=damaged))
         return cls(_read(spark, lake, "quarantine", wanted, days, "batch=*", damaged))
-
-
-def _manifests(lake: ObjectLake, days: Sequence[int] | None) -> list[Manifest]:
-    if days is None:
-        return lake.manifests
-    return [manifest for day in days for manifest in lake.chain.of_day(day)]
 
 
 def _read(

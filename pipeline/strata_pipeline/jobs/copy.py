@@ -11,10 +11,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
-from strata.protocol.lake import Manifest
+from strata.protocol.lake import Manifest, day_of
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.jobs.copy_erasures import bring_erasures, check_erasures_begin, listed_ahead
@@ -65,22 +64,35 @@ def copy_lake(
         _check_beginning(lake, copy)
         check_erasures_begin(lake, copy)
         done.erasures = bring_erasures(lake, copy, patience)
-        missing = lake.erasures.told(lake.manifests[copy.chain.end.number :])
-        done.left = sum(one.packets for one in missing)
-        for some in chunks(missing):
-            with lake.at_hand(some) as layout:
-                for day, of_day in groupby(some, lambda one: one.span.day):
-                    there = Source.of(layout, day)
-                    for manifest in of_day:
-                        progress(done)
-                        text = lake.witnesses.text_of(manifest)
-                        _copy(there, lake.manifests[manifest.number], manifest, text, copy)
-                        done.batches += 1
-                        done.packets += manifest.packets
-                        done.left -= manifest.packets
+        done.left = _packets(lake) - _packets(copy)
+        for day in lake.days():  # of whose manifests a year has millions, so one day's at a time are read
+            if day >= day_of(copy.reached):
+                _copy_day(lake, copy, day, done, progress)
         done.reached, done.tip = copy.reached, copy.tip
     progress(done)
     return done
+
+
+def _packets(lake: AnyLake) -> int:
+    return sum(map(lake.rows_of, lake.days()))
+
+
+def _copy_day(
+    lake: AnyLake, copy: AnyLake, day: int, done: Copied, progress: Callable[[Copied], None]
+) -> None:
+    """Add the batches of a day that the copy does not have."""
+    missing = [one for one in lake.chain.of_day(day) if one.number >= copy.chain.end.number]
+    sealed = iter(missing)
+    for some in chunks(lake.erasures.told(missing)):
+        with lake.at_hand(some) as layout:
+            there = Source.of(layout, day)
+            for now in some:
+                progress(done)
+                manifest = next(sealed)
+                _copy(there, manifest, now, lake.witnesses.text_of(manifest), copy)
+                done.batches += 1
+                done.packets += now.packets
+                done.left -= now.packets
 
 
 def _check_beginning(lake: AnyLake, copy: AnyLake) -> None:

@@ -23,7 +23,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ import pyarrow.compute as pc
 from adbc_driver_postgresql import dbapi as adbc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import Manifest, Span
+from strata.protocol.lake import Manifest, Span, day_of
 from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.datasets import Packets
@@ -106,36 +105,52 @@ def restore(
     `LogUnavailable`. Packets restored before an error stay, and running the job again continues.
     """
     lake = open_lake(path)
-    manifests = [one for one in lake.manifests if until is None or one.span.day <= until]
-    if not manifests:
+    days = [day for day in lake.days() if until is None or day <= until]
+    if not days:
         raise LakeError("the lake holds nothing to restore: it is empty, or begins after that day")
     with lake.held(), restoring.writing(url) as connection:
-        manifests = lake.erasures.told(manifests)
         head = restoring.read_head(connection)
-        held, spare = _check_beginning(lake, manifests, connection, head)
-        done = Restored(reached=head.sequence, left=sum(one.packets for one in manifests) - held)
-        border = leading_days_with_holes(lake.manifests)
+        held, spare = _check_beginning(lake, days, connection, head)
+        done = Restored(reached=head.sequence, left=sum(map(lake.rows_of, days)) - held)
+        border = leading_days_with_holes(one for day in lake.days() for one in lake.chain.of_day(day))
         if head.sequence == 0 and border > head.removed_to:
             restoring.keep_below(connection, border)
             head = restoring.read_head(connection)
         # Cached for one day at a time, so that each signature is checked once, and not with each batch.
         tombstones = functools.lru_cache(maxsize=1)(functools.partial(_tombstones, lake))
         with restoring.staging(connection) as (table, was_killed):
-            left = [one for one in manifests if one.up_to > head.sequence]
             try:
-                for _, of_day in groupby(left, lambda one: one.span.day):
-                    for some in chunks(of_day):
-                        for batch, aside in _staged(
-                            spark, url, connection, table, lake, tombstones, some, head
-                        ):
-                            head = _move(connection, table, batch, aside, head, chunk_rows, done, progress)
+                for some in _left(lake, days, head.sequence):
+                    for batch, aside in _staged(spark, url, connection, table, lake, tombstones, some, head):
+                        head = _move(connection, table, batch, aside, head, chunk_rows, done, progress)
             finally:  # a relay may continue from wherever this ends, and from where another was killed
                 if done.packets or done.erased or done.damaged or was_killed:
                     done.epoch = restoring.begin_epoch(connection, int(time.time()))
-    quarantined = sum(one.quarantined for one in manifests if one.up_to <= done.reached)
-    done.left_out = quarantined - spare - done.erased - done.damaged
+        done.left_out = _quarantined(lake, days, done.reached) - spare - done.erased - done.damaged
     progress(done)
     return done
+
+
+def _now(lake: AnyLake, day: int) -> list[Manifest]:
+    """The manifests of a day, with what their batches hold now. After years a lake has millions of manifests,
+    so they are read one day at a time."""
+    return lake.erasures.told(lake.chain.of_day(day))
+
+
+def _left(lake: AnyLake, days: Sequence[int], after: int) -> Iterator[list[Manifest]]:
+    """The batches of these days that end after a sequence, a few of one day at a time."""
+    for day in days:
+        if day >= day_of(after):
+            yield from chunks(one for one in _now(lake, day) if one.up_to > after)
+
+
+def _quarantined(lake: AnyLake, days: Sequence[int], reached: int) -> int:
+    """The number of rows in quarantine now, of the batches up to a sequence."""
+    over = [day for day in days if day < day_of(reached)]
+    last = _now(lake, day_of(reached)) if day_of(reached) in days else []
+    return sum(lake.chain.quarantined_of(day) + lake.erasures.erased_from(day) for day in over) + sum(
+        one.quarantined for one in last if one.up_to <= reached
+    )
 
 
 def _staged(
@@ -240,7 +255,7 @@ def _move(
 
 
 def _check_beginning(
-    lake: AnyLake, manifests: list[Manifest], connection: adbc.Connection, head: Head
+    lake: AnyLake, days: Sequence[int], connection: adbc.Connection, head: Head
 ) -> tuple[int, int]:
     """The number of packets of the lake that the log holds, and the number of other rows of the lake.
 
@@ -249,28 +264,36 @@ def _check_beginning(
     lake has quarantined may be in the log (an older backup of the same log, or restored places) or not. Rows
     that retention has removed from the log since count as held.
     """
-    end = min(head.sequence, manifests[-1].up_to)
-    kept = [one for one in manifests if one.up_to > head.removed_to and one.after < end]
-    cut = _read(lake, kept[-1]) if kept and kept[-1].up_to > end else None
-    whole = [one for one in kept if one.up_to <= end]
-    found = restoring.ids_at(connection, [*(one.up_to for one in whole), end])
-    for one in whole:
-        _compare(one.up_to, found.get(one.up_to), one.last_packet_id, may_lack=one.quarantined > 0)
+    end = min(head.sequence, lake.chain.of_day(days[-1])[-1].up_to)
+    least = spare = removed = 0
+    cut: Manifest | None = None
+    for day in days:
+        manifests = [one for one in _now(lake, day) if one.after < end]
+        if not manifests:
+            break
+        gone = [one for one in manifests if one.up_to <= min(head.removed_to, end)]
+        kept = [one for one in manifests if one.up_to > head.removed_to]
+        whole = [one for one in kept if one.up_to <= end]
+        cut = kept[-1] if len(kept) > len(whole) else None
+        found = restoring.ids_at(connection, [one.up_to for one in whole])
+        for one in whole:
+            _compare(one.up_to, found.get(one.up_to), one.last_packet_id, may_lack=one.quarantined > 0)
+        removed += sum(one.packets for one in gone)
+        least += sum(one.packets for one in whole)
+        spare += sum(one.quarantined for one in whole)
     if cut is not None:
-        place = cut.rows.filter(pc.field("sequence") == end)
+        batch = _read(lake, cut)
+        place = batch.rows.filter(pc.field("sequence") == end)
         if not place.num_rows:
             raise _foreign(f"it ends at {end}, where the lake has no packet")
-        quarantined = not cut.packets.filter(pc.field("sequence") == end).num_rows
-        _compare(end, found.get(end), place["packet_id"][0].as_py().hex(), may_lack=quarantined)
-    least = sum(one.packets for one in whole)
-    spare = sum(one.quarantined for one in whole)
-    if cut is not None:
-        least += cut.packets_up_to(end)
-        spare += cut.quarantined_up_to(end)
+        quarantined = not batch.packets.filter(pc.field("sequence") == end).num_rows
+        there = restoring.ids_at(connection, [end]).get(end)
+        _compare(end, there, place["packet_id"][0].as_py().hex(), may_lack=quarantined)
+        least += batch.packets_up_to(end)
+        spare += batch.quarantined_up_to(end)
     stored = restoring.stored_rows(connection, Span(head.removed_to, end))
     if not least <= stored <= least + spare:
         raise _foreign(f"it has {stored} packets up to {end}, and the lake {least}")
-    removed = sum(one.packets for one in manifests if one.up_to <= min(head.removed_to, end))
     return least + removed, stored - least
 
 

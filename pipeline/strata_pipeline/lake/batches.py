@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from strata.protocol.lake import Manifest, Span, day_of, first_of_day
+from strata.protocol.lake import Manifest, Span, first_of_day
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.checking import batch_name
@@ -110,21 +112,20 @@ class Batch:
         return parts
 
 
-def leading_days_with_holes(manifests: list[Manifest]) -> int:
-    """The border above the lake's leading days with missing sequences; 0 if its first day is complete.
+def leading_days_with_holes(manifests: Iterable[Manifest]) -> int:
+    """The border above the lake's leading days with missing sequences; 0 if its first day is complete. Of the
+    manifests, no more are read than that takes.
 
     A day has no gaps in its sequences, so a missing row was removed before it was archived: by retention,
     which keeps only the rows that it spares.
     """
-    rows: dict[int, int] = {}
-    ends: dict[int, int] = {}
-    for manifest in manifests:
-        day = day_of(manifest.up_to)
-        rows[day] = rows.get(day, 0) + manifest.packets + manifest.quarantined
-        ends[day] = manifest.up_to
     border = 0
-    for day, count in rows.items():
-        if count == ends[day] - first_of_day(day):
+    for day, some in groupby(manifests, lambda one: one.span.day):
+        rows = end = 0
+        for manifest in some:
+            rows += manifest.packets + manifest.quarantined
+            end = manifest.up_to
+        if rows == end - first_of_day(day):
             break
         border = first_of_day(day + 1)
     return border

@@ -389,6 +389,27 @@ class ObjectLake(LakeState):
             if _is_below(root, one)
         ]
 
+    def objects_of_days(
+        self, days: Iterable[int] | None, root: str, *, kinds: Collection[str] | None = None,
+        damaged: bool = False,
+    ) -> list[StoredObject]:  # fmt: skip
+        """The objects with the packets, or the quarantined rows, of these days or of all, or only those of
+        some `kinds`. The manifests, of which there are millions after years, are read one day at a time.
+
+        Raises `LakeError`; with `damaged`, a bad listing is skipped instead.
+        """
+        found: list[StoredObject] = []
+        folders = [f"{root}/"] if kinds is None else [f"/kind={kind}/" for kind in kinds]
+        for day in self.days() if days is None else days:
+            try:
+                objects = self.objects_of_day(day, root, damaged=damaged)
+            except LakeError:
+                if not damaged:
+                    raise
+                continue
+            found += [one for one in objects if _is_in(one.name, folders)]
+        return found
+
     def objects_of_kinds(self, kinds: Collection[str]) -> list[StoredObject]:
         """The objects with packets of some kinds, of all days, as far as they can be determined.
 

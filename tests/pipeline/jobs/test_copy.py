@@ -8,10 +8,11 @@ from typing import Any
 import obstore
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import LakeError, day_text
+from strata.protocol.lake import LakeError, Manifest, day_text
 from strata_pipeline.cli import app
 from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs.copy import copy_lake
+from strata_pipeline.lake.chain import Chain
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.migration import migrate_chain
@@ -54,6 +55,16 @@ def test_a_lake_comes_into_a_bucket_and_back_with_its_tip(lake, place, tmp_path)
         copy_lake(lake, back)
     with pytest.raises(LakeError, match="is not the beginning of"):
         copy_lake(back, place)
+
+
+def test_the_manifests_of_a_day_at_a_time_are_read(lake, tmp_path, monkeypatch):
+    def everything(chain: Chain) -> list[Manifest]:
+        raise AssertionError("after years there are millions")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Chain, "all", everything)
+        done = copy_lake(lake, tmp_path / "copy")
+    assert (done.batches, done.packets, done.left, done.tip) == (3, 7, 0, Lake.open(lake).tip)
 
 
 def test_a_copy_has_the_witnesses_of_the_lake(lake, in_memory, tmp_path):
@@ -99,6 +110,17 @@ def test_a_compacted_day_is_copied_as_it_was_archived(lake, place):
     assert rows(place) == ALL
     copied = ObjectLake.open(place)
     assert all(len(unit.manifests) == 1 for day in copied.days() for unit in copied.units(day)[0])
+
+
+def test_a_torn_file_of_a_compacted_day_is_told_with_its_batch(lake, tmp_path):
+    with Lake.replace(lake) as opened:
+        target = staged_day(opened, DAY)
+        compacted(opened, DAY, target)
+        replace_day(opened, DAY, target, 0)
+    path = min((lake / "packets").rglob("*.parquet"))
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(LakeError, match=rf"batch .* \(manifest 0\) is damaged: {path}: it is not a Parquet"):
+        copy_lake(lake, tmp_path / "copy")
 
 
 def test_killed_anywhere_the_copy_is_a_beginning_and_the_next_run_goes_on(lake, place):

@@ -17,7 +17,7 @@ import pyarrow.dataset as pads
 from adbc_driver_postgresql import dbapi as adbc
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import Manifest, Span, witnesses_hash
+from strata.protocol.lake import Manifest, Span, read_witnesses, witnesses_hash
 
 from strata_pipeline.errors import LogError, log_too_short
 from strata_pipeline.jobs.drafts import Draft, drafting
@@ -185,26 +185,26 @@ def _commit(
         )
     last = places.num_rows - 1
     bound = witnesses_hash(witnesses)
-    return draft.commit(
-        Manifest(
-            format=lake.chain.end.format_of_next(bound),
-            number=lake.chain.end.number,
-            after=span.after,
-            up_to=span.up_to,
-            packets=rows - quarantined,
-            quarantined=quarantined,
-            rows=digest_of(places),
-            contents=contents_of(_folders(packets), _folders(quarantine), span),
-            witnesses=bound,
-            body_bytes=pc.sum(places["size"]).as_py() or 0,
-            kinds=_kinds(packets),
-            last_packet_id=(places["packet_id"][last].as_py() or b"").hex(),
-            last_received_at=received_on(span.day, places["received_at"][last].as_py()),
-            written_at=int(time.time()),
-            previous=lake.tip,
-        ),
-        witnesses,
+    manifest = Manifest(
+        format=lake.chain.end.format_of_next(bound),
+        number=lake.chain.end.number,
+        after=span.after,
+        up_to=span.up_to,
+        packets=rows - quarantined,
+        quarantined=quarantined,
+        rows=digest_of(places),
+        contents=contents_of(_folders(packets), _folders(quarantine), span),
+        witnesses=bound,
+        body_bytes=pc.sum(places["size"]).as_py() or 0,
+        kinds=_kinds(packets),
+        last_packet_id=(places["packet_id"][last].as_py() or b"").hex(),
+        last_received_at=received_on(span.day, places["received_at"][last].as_py()),
+        written_at=int(time.time()),
+        previous=lake.tip,
     )
+    if witnesses:
+        read_witnesses(witnesses, manifest)  # no audit, copy or restore could get past one that is not right
+    return draft.commit(manifest, witnesses)
 
 
 def _folders(folder: Path | None) -> list[Path]:

@@ -12,8 +12,9 @@ log          with a database: it has the same rows at the same places, first rec
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,8 @@ def _verify(
     verified = 0
     unread: dict[str, None] = {}
     received = _received_first(lake)
-    for authors, keys in keys_by_authors(_identities(spark, lake), bootstrap, received=received):
+    identities = _identities(spark, lake, days, audited.after)
+    for authors, keys in keys_by_authors(identities, bootstrap, received=received):
         for units, _ in _portions(lake, days, audited.after):
             span = Span(audited.after, lake.reached)
             first = FirstReceived(lake.witnesses, (one for unit in units for one in unit.manifests))
@@ -167,11 +169,16 @@ def _verify(
         audited.found(Counter({"packet: unchecked": 1}), [Finding("packet", "unchecked", detail=why)])
 
 
-def _identities(spark: SparkSession, lake: AnyLake) -> Packets:
-    """The packets about keys, from all days; only their folders are read."""
+def _identities(spark: SparkSession, lake: AnyLake, days: list[int], after: int) -> Packets:
+    """The packets about keys, from all days; only their folders are read. If only packets of some days after
+    a sequence are verified, these are about the keys of their authors: when each was first received is in a
+    file of its batch, and an audit of what is new must not read the manifests of all older days for that."""
     kinds = sorted({kind_of(name) for name in IDENTITY_TYPES})
-    rows = Packets.of_kinds(spark, lake, kinds).frame
-    return Packets(rows.where(F.col("sequence") <= lake.reached))
+    rows = Packets.of_kinds(spark, lake, kinds).frame.where(F.col("sequence") <= lake.reached)
+    if after:
+        new = Packets.of(spark, lake, days, damaged=True).frame.where(F.col("sequence") > after)
+        rows = rows.join(new.select("author_id").distinct(), "author_id", "left_semi")
+    return Packets(rows)
 
 
 def _received_first(lake: AnyLake) -> ReceivedAt:
@@ -200,20 +207,37 @@ def _damage_told(audited: Audited) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Witnessed:
-    """The batches of an audit that say when other relays first received their rows."""
+    """What the batches of an audit say of times at which other relays first received rows. Manifests are not
+    kept: after years there are millions."""
 
+    names: list[str]
+    """The names of all files with such times, in order."""
     after: int | None = None
     """The lake has all such times that the log had for rows after this sequence; None if it has none."""
-    manifests: list[Manifest] = field(default_factory=list)
-    """Those that have a file."""
+    days: list[int] = field(default_factory=list)
+    """The days with batches that have a file."""
+    surplus: list[str] = field(default_factory=list)
+    """The names of files that no manifest within the audit binds."""
+    _taken: int = 0
 
-    def add(self, manifests: Iterable[Manifest]) -> None:
+    def add(self, manifests: Sequence[Manifest]) -> None:
         """Add batches that follow those before."""
         for one in manifests:
             if self.after is None and one.format >= WITNESSED:
                 self.after = one.after
-            if one.witnesses:
-                self.manifests.append(one)
+            if one.witnesses and one.span.day not in self.days[-1:]:
+                self.days.append(one.span.day)
+        if manifests:
+            first, end = manifests[0].number, manifests[-1].number + 1
+            self._take(manifests, first, end, bisect_left(self.names, f"{end:010}"))
+
+    def end(self) -> None:
+        """Say that there are no more batches. Files of later ones may be those of a running archive."""
+        self._take((), 0, 0, len(self.names))
+
+    def _take(self, manifests: Sequence[Manifest], first: int, end: int, up_to: int) -> None:
+        self.surplus += surplus_witnesses(self.names[self._taken : up_to], manifests, first, end)
+        self._taken = up_to
 
 
 def _check_batches(spark: SparkSession, lake: AnyLake, days: list[int], audited: Audited) -> _Witnessed:
@@ -224,12 +248,13 @@ def _check_batches(spark: SparkSession, lake: AnyLake, days: list[int], audited:
         aside = sound_rows(unit.quarantine, span_over(unit.manifests))
         return aside + witnesses_faults(witnesses, unit.manifests, unit.packets, unit.quarantine)
 
-    bound = _Witnessed()
+    bound = _Witnessed(witnesses.names())
     for units, known in _portions(lake, days, audited.after):
-        bound.add(one for unit in units for one in unit.manifests if one.up_to > audited.after)
+        bound.add([one for unit in units for one in unit.manifests if one.up_to > audited.after])
         with translate_failures("reading the lake"):
             found = files_faults(spark, lake.shelf, units, audited.after, also)
         add_faults([*known, *found], audited)
+    bound.end()
     return bound
 
 
@@ -267,12 +292,10 @@ def _check_names(lake: AnyLake, days: list[int], audited: Audited) -> None:
 
 def _check_witness_names(lake: AnyLake, bound: _Witnessed, audited: Audited) -> None:
     """Add files of witnesses that no manifest within this audit binds."""
-    end = lake.chain.end.number
-    names = surplus_witnesses(lake.witnesses.names(), bound.manifests, end - audited.batches, end)
-    kept = lake.kept_witnesses(names) if names else set()
+    kept = lake.kept_witnesses(bound.surplus) if bound.surplus else set()
     audited.left_behind += len(kept)
     why = "is bound by no manifest: a reader of these files would take its times for those of the lake"
-    places = [lake.witnesses.place_of(name) for name in names if name not in kept]
+    places = [lake.witnesses.place_of(name) for name in bound.surplus if name not in kept]
     add_faults([Fault("witness", "surplus", f"{one} {why}", file=one) for one in places], audited)
 
 
@@ -298,7 +321,7 @@ def _compare(
         with translate_failures("comparing with the log"):
             found = differences(packets, quarantine, log.load())
             if bound.after is not None:
-                told = witnessed_rows(spark, lake.witnesses, bound.manifests)
+                told = witnessed_rows(spark, lake.chain, lake.witnesses, bound.days, audited.after)
                 times = log.schema(_TIMES).load().where(F.col("sequence") > bound.after)
                 found = found.unionByName(differing_witnesses(told, times))
             rows = _first(found)

@@ -57,6 +57,10 @@ class Chain:
         self._is_proven = False
         self._asked: tuple[DaySummary, list[Manifest]] | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        # Tasks read the manifests of the days that they need: all of them would be sent to each.
+        return self.__dict__ | {"_whole": None, "_asked": None}
+
     def load(self, *, whole: bool = False) -> None:
         """Read what opening a lake requires, and check it; with `whole`, all manifests and no summaries.
 

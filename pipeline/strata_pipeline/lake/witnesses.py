@@ -8,6 +8,7 @@ Compactions, erasures and Delta logs do not touch these files: they hold places 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ __all__ = ["NO_TIMES", "FirstReceived", "ReceivedAt", "Times", "Witnesses", "as_
 
 _KEPT = 4
 _Numbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+_Mask: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 ReceivedAt: TypeAlias = Callable[[pa.Array, pa.Array], pa.Array]
 """Returns as of when rows are judged, from their sequences and from when this relay has received them."""
@@ -46,11 +48,15 @@ class Times(NamedTuple):
 
     def at(self, sequences: pa.Array) -> pa.Array:
         """The time of each of these rows, or null."""
-        places = _places(sequences)
+        times, is_known = self.find(_places(sequences))
+        return pa.array(times, pa.int64(), mask=~is_known)
+
+    def find(self, places: _Numbers) -> tuple[_Numbers, _Mask]:
+        """The time of each of these sequences, and whether it is known."""
         if not len(self.sequences):
-            return pa.nulls(len(places), pa.int64())
+            return np.zeros(len(places), np.int64), np.zeros(len(places), np.bool_)
         found = np.searchsorted(self.sequences, places).clip(max=len(self.sequences) - 1)
-        return pa.array(self.times[found], pa.int64(), mask=self.sequences[found] != places)
+        return self.times[found], self.sequences[found] == places
 
 
 NO_TIMES = Times.of([])
@@ -120,18 +126,23 @@ class FirstReceived:
 
         Raises `LakeError` for a file that is missing or was altered.
         """
-        for manifest in self._concerned(sequences):
-            received_at = pc.coalesce(self._times(manifest).at(sequences), received_at)
-        return received_at
+        places = _places(sequences)
+        times, is_known = np.zeros(len(places), np.int64), np.zeros(len(places), np.bool_)
+        for manifest, rows in self._concerned(places):
+            times[rows], is_known[rows] = self._times(manifest).find(places[rows])
+        return pc.if_else(pa.array(is_known), pa.array(times), received_at)
 
-    def _concerned(self, sequences: pa.Array) -> Iterator[Manifest]:
-        """The batches with files that have any of these rows."""
+    def _concerned(self, places: _Numbers) -> Iterator[tuple[Manifest, _Numbers]]:
+        """The batches with files that have any of these rows, each with the numbers of its rows."""
         if not self._bound:
             return
-        places = _places(sequences)
         last = np.searchsorted(self._after, places) - 1  # of the batches that begin below each row
-        is_within = (last >= 0) & (places <= self._up_to[last])
-        yield from (self._bound[number] for number in np.unique(last[is_within]).tolist())
+        rows = np.flatnonzero((last >= 0) & (places <= self._up_to[last]))
+        rows = rows[np.argsort(last[rows], kind="stable")]
+        numbers, begins = np.unique(last[rows], return_index=True)
+        parts = pairwise([*begins.tolist(), len(rows)])
+        for number, (begin, end) in zip(numbers.tolist(), parts, strict=True):
+            yield self._bound[number], rows[begin:end]
 
     def _times(self, manifest: Manifest) -> Times:
         times = self._read.pop(manifest.number, None)

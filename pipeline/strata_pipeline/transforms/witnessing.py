@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.lake import Manifest, encode_witnesses
+from strata.protocol.lake import encode_witnesses
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from strata_pipeline.errors import LakeError
+from strata_pipeline.lake.chain import Chain
 from strata_pipeline.lake.witnesses import Witnesses
 from strata_pipeline.planning import parallelism
 
@@ -41,24 +41,33 @@ def witnesses_text(gathered: str | None) -> bytes:
     return encode_witnesses(sorted((int(sequence), int(at)) for sequence, at in rows))
 
 
-def witnessed_rows(spark: SparkSession, witnesses: Witnesses, manifests: Sequence[Manifest]) -> DataFrame:
-    """The rows (sequence, witnessed_at) in the files of batches. A damaged file is left out: it is a fault of
-    its batch."""
+def witnessed_rows(
+    spark: SparkSession, chain: Chain, witnesses: Witnesses, days: Sequence[int], after: int = 0
+) -> DataFrame:
+    """The rows (sequence, witnessed_at) in the files of batches of these days that end after a sequence. A
+    damaged file is left out: it is a fault of its batch.
+
+    Tasks read the manifests themselves: all of them would not fit into this process.
+    """
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for told in batch.column("manifest").to_pylist():
+        for share in (one for batch in batches for one in batch.to_pylist()):
+            for manifest in chain.of_day(share["day"])[share["number"] :: share["among"]]:
+                if not manifest.witnesses or manifest.up_to <= after:
+                    continue
                 try:
-                    times = witnesses.times_of([msgspec.json.decode(told, type=Manifest)])
+                    times = witnesses.times_of([manifest])
                 except LakeError:
                     continue
                 yield pa.RecordBatch.from_arrays(list(map(pa.array, times)), schema=_SCHEMA)
 
-    if not manifests:
+    if not days:
         return spark.createDataFrame([], _DDL)
-    asked = spark.createDataFrame([(msgspec.json.encode(one),) for one in manifests], "manifest binary")
-    tasks = min(len(manifests), _TASKS_PER_CORE * parallelism(spark))
-    return asked.repartition(tasks).mapInArrow(read, _DDL)
+    tasks = _TASKS_PER_CORE * parallelism(spark)
+    among = -(-tasks // len(days))  # of a few days, each is read by several tasks
+    shares = [(day, number, among) for day in days for number in range(among)]
+    asked = spark.createDataFrame(shares, "day long, number long, among long")
+    return asked.repartition(min(len(shares), tasks)).mapInArrow(read, _DDL)
 
 
 def differing_witnesses(lake: DataFrame, log: DataFrame) -> DataFrame:

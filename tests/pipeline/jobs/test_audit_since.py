@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from strata.protocol import packets
 from strata.protocol.ids import Identity
 from strata.protocol.keys import rotate_content
-from strata.protocol.lake import GENESIS, LakeError
+from strata.protocol.lake import DAY_SECONDS, GENESIS, LakeError, first_of_day
 from strata_pipeline.cli.app import app
 from strata_pipeline.errors import UsageError
+from strata_pipeline.jobs import audit as auditing
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.places import AnyLake
+from strata_pipeline.lake.witnesses import ReceivedAt
 from typer.testing import CliRunner
 
 from tests.pipeline.jobs.test_audit import NOON, column, flip_signature
@@ -41,14 +45,21 @@ def test_a_tip_is_named_by_hash_or_number_or_refused(tmp_path):
             lake.chain.after(wrong)
 
 
-def test_an_audit_goes_on_from_the_tip_of_the_one_before(spark, log_url, tmp_path):
+def test_an_audit_goes_on_from_the_tip_of_the_one_before(spark, log_url, tmp_path, monkeypatch):
     lake = tmp_path / "lake"
     old = Identity.from_seed(bytes(31) + b"\x07")
     new = Identity.from_seed(bytes(31) + b"\x08").speaking_for(old.did)
     rotation = rotate_content(
         f"{old.did}#keys-2", new.public_key, replaces=f"{old.did}#keys-1", valid_from=NOON
     )
-    relay_logs.append(log_url, [packets.build(old, rotation, timestamp=NOON)], NOON)
+    silent = Identity.from_seed(bytes(31) + b"\x09")
+    other = rotate_content(
+        f"{silent.did}#keys-2", new.public_key, replaces=f"{silent.did}#keys-1", valid_from=NOON
+    )
+    told_of_keys = [
+        packets.build(who, what, timestamp=NOON) for who, what in ((old, rotation), (silent, other))
+    ]
+    relay_logs.append(log_url, told_of_keys, NOON)
     relay_logs.append(log_url, relay_logs.make_many(10, at=NOON), NOON)
     archive(spark, log_url, lake)
     first = audit(spark, lake, url=log_url)
@@ -60,6 +71,16 @@ def test_an_audit_goes_on_from_the_tip_of_the_one_before(spark, log_url, tmp_pat
     post = packets.build(new, {"type": "POST", "text": "later"}, timestamp=NOON + 2000)
     relay_logs.append(log_url, [*relay_logs.make_many(5, first=100, at=NOON), post], NOON + 2000)
     archive(spark, log_url, lake)
+    asked: list[int] = []
+
+    def received_first(lake: AnyLake) -> ReceivedAt:
+        def received(sequences: pa.Array, received_at: pa.Array) -> pa.Array:
+            asked.extend(sequences.to_pylist())
+            return received_at
+
+        return received
+
+    monkeypatch.setattr(auditing, "_received_first", received_first)
     told = CliRunner().invoke(
         app, ["audit", "--lake", str(lake), "--since", first.tip, "--database-url", log_url, "--json"]
     )
@@ -67,6 +88,8 @@ def test_an_audit_goes_on_from_the_tip_of_the_one_before(spark, log_url, tmp_pat
     assert told.exit_code == 0 and second["holds"] and second["after"] == first.reached
     assert (second["batches"], second["packets"], second["compared_up_to"]) == (1, 6, second["reached"])
     assert second["tip"] == Lake.open(lake).tip != first.tip
+    assert asked == [first_of_day(NOON // DAY_SECONDS) + 1], "only keys of those who have sent something new"
+    monkeypatch.undo()
 
     # Older batches are not read again: only a whole audit does that. New ones are checked in every way.
     before, after = (sorted(path.rglob("kind=POST/*.parquet")) for path in _batches(lake))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 from strata.protocol.lake import LakeError, Manifest, encode_witnesses, witnesses_hash, witnesses_name
+from strata_pipeline.jobs.archive import _commit
+from strata_pipeline.jobs.audit import _Witnessed
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import STAGED_WITNESSES
 from strata_pipeline.lake.migration import migrate_chain
 from strata_pipeline.lake.stores.records import DiskRecords
 from strata_pipeline.lake.witness_checks import surplus_witnesses, witnesses_faults
-from strata_pipeline.lake.witnesses import FirstReceived, Witnesses
+from strata_pipeline.lake.witnesses import FirstReceived, Times, Witnesses
 
 from tests.support.file_faults import Killed, counted
 from tests.support.toy_lakes import DAY, compacted, faults, place, read, staged, witnessed, write_batch
@@ -84,6 +89,17 @@ def test_wherever_a_writer_is_killed_rows_and_witnesses_come_together(tmp_path):
         assert opened.witnesses.text_of(opened.manifests[1]) == encode_witnesses(TIMES.items())
 
 
+@pytest.mark.parametrize("rows", [[(place(1), 5), (place(1), 5)], [(place(3), 5)]], ids=["twice", "beyond"])
+def test_witnesses_that_nobody_could_read_back_are_not_committed(tmp_path, rows):
+    with Lake.write(tmp_path) as opened:
+        manifest, packets, _ = staged(opened, [1, 2])
+        draft = Mock(folder=Mock(return_value=packets))
+        state = Mock(rows_expected=Mock(return_value=2))
+        with pytest.raises(LakeError, match=r"do not rise|outside its batch"):
+            _commit(opened, manifest.span, state, draft, 2, 0, encode_witnesses(rows))
+        draft.commit.assert_not_called()
+
+
 @pytest.mark.parametrize("is_in_place", [False, True])
 def test_a_batch_with_altered_witnesses_is_archived_again(tmp_path, monkeypatch, is_in_place):
     write_batch(tmp_path, [1, 2])
@@ -126,6 +142,21 @@ def test_rows_have_the_time_at_which_the_first_relay_received_them(lake):
     assert FirstReceived(opened.witnesses, opened.manifests).of(
         pa.array([place(7)]), pa.array([1])
     ).to_pylist() == [MIDNIGHT]
+
+
+def test_each_row_is_looked_for_in_the_file_of_its_own_batch_alone(lake, monkeypatch):
+    looked: list[int] = []
+    find = Times.find
+
+    def counted_find(times: Times, places: np.ndarray) -> object:
+        looked.append(len(places))
+        return find(times, places)
+
+    monkeypatch.setattr(Times, "find", counted_find)
+    opened = Lake.open(lake)
+    sequences = pa.array([place(n) for n in (7, 3, 1, 4, 5, 9, 6)])
+    FirstReceived(opened.witnesses, opened.manifests).of(sequences, pa.nulls(7, pa.int64()))
+    assert looked == [3, 2]
 
 
 def found(lake: Path, manifests: Sequence[Manifest] | None = None) -> list[tuple[str, int | None]]:
@@ -213,3 +244,26 @@ def test_files_that_no_manifest_binds_are_found(lake):
     assert surplus_witnesses(there, manifests, 0, 4) == [*others, "notes"]
     assert surplus_witnesses(there, manifests[2:], 2, 4) == [others[1], "notes"]
     assert Witnesses(DiskRecords(lake / "_witnesses")).names() == names
+
+
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("portion", [1, 3, 4])
+def test_an_audit_keeps_no_manifests_to_know_what_they_bind(lake, first, portion):
+    manifests, names = Lake.open(lake).manifests, files_of(lake)
+    others = [f"{number:010}-{'ab' * 32}.csv" for number in range(6)]
+    bound = _Witnessed(sorted([*names, *others, "0000000001x", "notes"]))
+    for begin in range(first, len(manifests), portion):
+        bound.add(manifests[begin : begin + portion])
+    bound.add([])
+    bound.end()
+    assert sorted(bound.surplus) == sorted(["0000000001x", *others[first:4], "notes"])
+    assert bound.days == [DAY] and bound.after == manifests[max(first, 1)].after
+
+
+def test_a_chain_that_is_sent_to_tasks_reads_days_there(lake):
+    write_batch(lake, [1], day=DAY + 1, times={})
+    chain = Lake.open(lake).chain
+    chain.seal()
+    everything = chain.all()
+    sent = pickle.loads(pickle.dumps(chain))
+    assert sent.__dict__["_whole"] is None and sent.of_day(DAY) == everything[:4]

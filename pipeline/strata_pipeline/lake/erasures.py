@@ -40,7 +40,8 @@ class Erasures:
 
     def load(self) -> None:
         """Read and check them. Raises `LakeError`."""
-        names = [name for name in self._records.names() if name.endswith(".json")]
+        # Some systems put a file `._name` beside each file that they copy.
+        names = [name for name in self._records.names() if name.endswith(".json") and name[0] not in "._"]
         texts = self._records.read_all(names)
         try:
             self.records = [

@@ -172,10 +172,16 @@ def test_days_left_by_an_earlier_versions_exchange_come_back(lake):
 
 
 def test_halves_of_records_go_and_nothing_else_does(lake):
-    (lake / "_erased").mkdir()
-    names = ("_erased/_0000000000.json.7", "_erased/_0000000000.jsonl.7", "_manifests/_0000000005.json.7")
-    for name in (*names, "_erased/_notes"):
+    days = lake / "_manifests" / "days"
+    for folder in (days, lake / "_erased"):
+        folder.mkdir()
+    names = ("_erased/_0000000000.json.7", "_erased/_0000000000.jsonl.7", "_manifests/_0000000005.json.7",
+             "_manifests/days/_2024-10-04.json.7")  # fmt: skip
+    others = ("_erased/_notes", "_erased/._0000000000.json", "_manifests/days/_notes")
+    for name in (*names, *others):
         (lake / name).write_text("half")
-    with Lake.replace(lake), Lake.write(lake):
-        pass
-    assert not any((lake / name).exists() for name in names) and (lake / "_erased" / "_notes").exists()
+    with Lake.replace(lake), Lake.write(lake) as opened:
+        opened.chain.seal()
+    assert not any((lake / name).exists() for name in names) and all(
+        (lake / name).exists() for name in others
+    )

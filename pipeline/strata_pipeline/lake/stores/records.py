@@ -7,6 +7,7 @@ raise OSError for a file that does not exist or cannot be read.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -16,6 +17,9 @@ from strata_pipeline.lake import files
 from strata_pipeline.lake.stores.objects import ObjectStore
 
 __all__ = ["DiskRecords", "ObjectRecords", "Records"]
+
+_is_draft = re.compile(r"_[\d-]+\.json\.\d+").fullmatch
+"""What `files.write_new` names the draft of a record; other files are not ours."""
 
 
 class Records(Protocol):
@@ -84,7 +88,8 @@ class DiskRecords:
 
     def tidy(self, folder: str) -> None:
         for left in (self.folder / folder).glob("_*"):
-            left.unlink()
+            if _is_draft(left.name) and left.is_file():
+                left.unlink()
 
     def _exists(self, name: str) -> bool:
         return os.path.exists(f"{self.folder}/{name}")  # fast: opening a lake checks 10,000 names

@@ -83,7 +83,7 @@ def _asked(authors: Sequence[str], packet_ids: Sequence[str]) -> Column:
 def _rows(spark: SparkSession, lake: AnyLake, asked: Column) -> DataFrame:
     columns = ("sequence", "received_at", "packet_id", "content_type")
     is_there = asked & (F.col("sequence") <= lake.reached)
-    is_empty = (F.col("author_id") == "") & (F.length("body") == 0)
+    is_empty = (F.col("author_id") == "") & (F.length("body") == 0) & F.isnull("annotation")
     packets = Packets.of(spark, lake).frame.where(is_there)
     aside = Quarantine.of(spark, lake).frame.where(is_there)
     return packets.select(

@@ -20,6 +20,7 @@ from strata_pipeline.jobs.erase import erase
 from strata_pipeline.jobs.find import Searched, find
 from strata_pipeline.jobs.restore import restore
 from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.transforms.emptying import DAMAGED
 from typer.testing import CliRunner
 
 from relayd import cli
@@ -135,8 +136,12 @@ def test_rows_in_quarantine_are_found_too(spark, new_log, tmp_path):
         f"UPDATE packets SET body = body || ' ' WHERE {ids[1]}",
         f"UPDATE packets SET packet_id = substring(packet_id FOR 31) WHERE {ids[2]}",
         f"UPDATE packets SET received_at = {2**60} WHERE {ids[3]}",
+        "UPDATE packets SET author_id = '', content_type = '', body = '',"
+        f" annotation = '{DAMAGED.decode()}'::bytea WHERE {ids[5]}",
     )
     archive(spark, url, tmp_path)
+    restored = searched(spark, tmp_path, packet_ids=[made[5].packet_id])
+    assert restored == ([made[5].packet_id], Searched(places=1, quarantined=1)), "empty, and not erased"
     authors = [packet.author_id for packet in made[1:5]]
     relay_logs.drop_days(url, LATER)
     names, done = searched(spark, tmp_path, authors=authors)

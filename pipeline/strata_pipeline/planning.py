@@ -14,6 +14,8 @@ _SHUFFLED = "spark.sql.shuffle.partitions"
 _CLEANED = "spark.sql.classic.shuffleDependency.fileCleanup.enabled"
 _PARTITION_ROWS = 300_000
 """About 200 bytes of each row are shuffled: a partition of 60 MB is sorted and aggregated in memory."""
+_MOST_PARTITIONS = 100_000
+"""A forged manifest may tell of any number of rows, and an audit must come to the point of saying so."""
 
 
 def parallelism(spark: SparkSession) -> int:
@@ -32,7 +34,7 @@ def planned(spark: SparkSession, rows: int) -> Iterator[None]:
     Adaptive planning in Spark merges partitions that turn out small.
     """
     before = int(spark.conf.get(_SHUFFLED) or 0)
-    spark.conf.set(_SHUFFLED, str(max(before, -(-rows // _PARTITION_ROWS))))
+    spark.conf.set(_SHUFFLED, str(max(before, min(_MOST_PARTITIONS, -(-rows // _PARTITION_ROWS)))))
     try:
         yield
     finally:

@@ -22,6 +22,7 @@ from strata_pipeline.days.figures import DayFigures, Kind, forget_changed, keep_
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, portions, write_page
+from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.places import open_lake
 from strata_pipeline.planning import planned
 from strata_pipeline.reports.site import RelayScore, SiteFigures, render_site
@@ -137,11 +138,14 @@ def _scores(folder: Path) -> list[RelayScore]:
     found: list[RelayScore] = []
     is_there = False
     for at, one in sorted(times, reverse=True):
-        scores = pads.dataset(one, format="parquet")
-        if not scores.files:  # left by a run that was killed
-            continue
+        try:
+            scores = pads.dataset(one, format="parquet")
+            if not scores.files:  # left by a run that was killed
+                continue
+            rows = scores.to_table(columns=["url", "score", "standing"])
+        except UNREADABLE as error:
+            raise UsageError(f"{one} cannot be read: {error}. Remove it, or run reputation again") from None
         is_there = True
-        rows = scores.to_table(columns=["url", "score", "standing"])
         found += [RelayScore(at, **row) for row in rows.to_pylist()]
         if len(found) > _MOST_SCORES:
             break

@@ -25,6 +25,8 @@ FILE_BYTES: Final = 256 * 2**20
 """The approximate size of the bodies in a file, and in a part of a day in a bucket."""
 SORTED_BYTES: Final = 8 * 2**30
 """The most bytes of bodies that are sorted at a time: Spark sorts on the disk, beside old and new files."""
+_MOST_FILES: Final = 10_000
+"""In a stretch: a forged manifest may tell of any number of bytes."""
 _DONE: Final = pa.schema([("done", pa.binary())])
 
 
@@ -45,7 +47,9 @@ def write_day(
             body_bytes = sum(one.body_bytes for one in stretch)
             (
                 packets.where(F.col("sequence").between(stretch[0].after + 1, stretch[-1].up_to))
-                .repartitionByRange(max(1, -(-body_bytes // file_bytes)), "kind", "sequence")
+                .repartitionByRange(
+                    max(1, min(_MOST_FILES, -(-body_bytes // file_bytes))), "kind", "sequence"
+                )
                 .sortWithinPartitions("kind", "sequence")
                 .select(*schema("packets").names, "kind")
                 .write.mode("append")

@@ -326,3 +326,6 @@ def test_a_report_reads_each_day_once_and_adds_up_what_the_lake_has(spark, tmp_p
     scores = pa.table({"url": ["wss://a.example"], "score": [0.5], "standing": ["active"]})
     pq.write_table(scores, history / "at=10" / "part-0.parquet")
     assert "relays.html" in report(spark, lake, output, scores=tmp_path).pages
+    (history / "at=10" / "part-0.parquet").write_bytes(b"torn")
+    with pytest.raises(UsageError, match=r"at=10 cannot be read: .*Remove it"):
+        report(spark, lake, output, scores=tmp_path)

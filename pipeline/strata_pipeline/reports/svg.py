@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from strata_pipeline.reports.text import escaped, shortened
 
-__all__ = ["bars", "columns", "lines", "ranges", "triangle"]
+__all__ = ["bars", "columns", "heat", "lines", "ranges", "triangle"]
 
 _WIDTH, _HEIGHT = 640, 200
 _LEFT, _TOP, _BOTTOM = 72, 12, 28
@@ -137,25 +137,49 @@ def lines(
 
 def triangle(rows: Sequence[tuple[str, Sequence[float]]]) -> str:
     """Shares from 0 to 1, a row of cells for each label: the fuller, the larger the share."""
+    cells = [
+        (label, [(f"{label} +{number}: {share:.0%}", share) for number, share in enumerate(shares)])
+        for label, shares in rows
+    ]
     most = max((len(shares) for _, shares in rows), default=1)
-    width = min(60.0, (_WIDTH - _LEFT) / max(1, most))
+    return _cells(cells, [f"+{number}" for number in range(most)])
+
+
+def heat(
+    rows: Sequence[tuple[str, Sequence[float]]], heads: Sequence[str], show: Callable[[float], str]
+) -> str:
+    """A row of cells for each label, and in it one for each of `heads`: the fuller, the larger the value."""
+    highest = max((value for _, values in rows for value in values), default=0.0) or 1.0
+    cells = [
+        (
+            label,
+            [(f"{label} {head}: {show(value)}", value / highest)
+             for head, value in zip(heads, values, strict=True)],
+        )
+        for label, values in rows
+    ]  # fmt: skip
+    return _cells(cells, heads)
+
+
+def _cells(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], heads: Sequence[str]) -> str:
+    """Rows of cells, each with its title and how full it is."""
+    width = min(60.0, (_WIDTH - _LEFT) / max(1, len(heads)))
     parts = [_open(_WIDTH, _ROW * len(rows) + 24)]
-    for place, (label, shares) in enumerate(rows):
+    for place, (label, cells) in enumerate(rows):
         y = place * _ROW + 2
         parts.append(_text(_LEFT - 6, y + 14, label, "end"))
-        for number, share in enumerate(shares):
+        for number, (title, fullness) in enumerate(cells):
             x = _LEFT + number * width
             place_and_size = f'x="{x:.1f}" y="{y}" width="{width - 2:.1f}" height="{_ROW - 2}"'
-            # A cell with a share of 0 is visible by its frame.
+            # An empty cell is visible by its frame.
             parts.append(
-                f"<g><title>{escaped(f'{label} +{number}: {share:.0%}')}</title>"
+                f"<g><title>{escaped(title)}</title>"
                 f'<rect class="grid" {place_and_size} fill="none"/>'
-                f'<rect class="s0" {place_and_size} fill-opacity="{share:.2f}"/></g>'
+                f'<rect class="s0" {place_and_size} fill-opacity="{fullness:.2f}"/></g>'
             )
-    every = math.ceil(3 * _LETTER / width)
-    for number in range(0, most, every):
+    for number in range(0, len(heads), math.ceil(3 * _LETTER / width)):
         x = _LEFT + (number + 0.5) * width
-        parts.append(_text(x, _ROW * len(rows) + 18, f"+{number}", "middle"))
+        parts.append(_text(x, _ROW * len(rows) + 18, heads[number], "middle"))
     return "".join([*parts, "</svg>"])
 
 

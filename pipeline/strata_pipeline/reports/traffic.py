@@ -8,7 +8,7 @@ from typing import Any
 
 from strata_pipeline.reports.page import Column, LakeNote, page, plot, section, table
 from strata_pipeline.reports.series import by_number
-from strata_pipeline.reports.svg import bars, columns
+from strata_pipeline.reports.svg import bars, columns, heat
 from strata_pipeline.reports.text import count_text, date_text, hour_text, size_text
 
 __all__ = ["TrafficFigures", "render_traffic"]
@@ -16,6 +16,8 @@ __all__ = ["TrafficFigures", "render_traffic"]
 _Rows = Sequence[Mapping[str, Any]]
 _HOUR, _DAY = 3_600, 86_400
 _MAX_HOURS = 14 * 24
+_WEEK = 7 * 24
+_WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ def render_traffic(figures: TrafficFigures) -> str:
             ("bursts", count_text(totals["bursts"])),
             ("verdicts", count_text(totals["abuse"])),
         ],
-        [_time(figures), _types(figures), _authors(figures), _bursts(figures), _clusters(figures),
-         _abuse(figures)],
+        [_time(figures), _week(figures), _types(figures), _authors(figures), _bursts(figures),
+         _clusters(figures), _abuse(figures)],
     )  # fmt: skip
 
 
@@ -74,6 +76,27 @@ def _time(figures: TrafficFigures) -> str:
 
     points = by_number(sums, [0.0, 0.0], label)
     return section("Over time", about, plot(columns(points, ("packets", "near-duplicates"), count_text)))
+
+
+def _week(figures: TrafficFigures) -> str:
+    counts = {row["hour_at"] // _HOUR: row["packets"] for row in figures.hourly}
+    first, last = min(counts, default=0), max(counts, default=-1)
+    sums = [0.0] * _WEEK
+    for hour, packets in counts.items():
+        sums[hour % _WEEK] += packets
+    # Of each hour of a week, how often it has come: an hour without packets counts too.
+    means = [
+        total / max(1, (last - hour) // _WEEK - (first - 1 - hour) // _WEEK)
+        for hour, total in enumerate(sums)
+    ]
+    begin = 4 * 24  # the first day of 1970 was a Thursday
+    rows = [
+        (name, [means[(begin + 24 * day + hour) % _WEEK] for hour in range(24)])
+        for day, name in enumerate(_WEEKDAYS)
+    ]
+    about = "Packets received in an hour of the week, on average, by the relay's clock (UTC)."
+    heads = [f"{hour:02}" for hour in range(24)]
+    return section("In a week", about, plot(heat(rows, heads, lambda mean: count_text(round(mean, 1)))))
 
 
 def _types(figures: TrafficFigures) -> str:

@@ -172,6 +172,18 @@ def test_traffic_over_more_than_two_weeks_is_told_by_day():
     assert labels(2**60)[0].endswith(" s")
 
 
+def test_the_hours_of_a_week_are_told_on_average_as_often_as_they_came():
+    monday = 4 * 24  # in 1970
+    rows = [
+        {"hour_at": (monday + hour) * 3_600, "packets": packets, "near_duplicates": 0}
+        for hour, packets in ((3, 5), (7 * 24 + 27, 2))
+    ]
+    page = render_traffic(_traffic(hourly=rows))
+    told = dict(re.findall(r"<title>((?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d\d): ([^<]*)</title>", page))
+    assert len(told) == 7 * 24 and next(iter(told)) == "Mon 00"
+    assert {hour: mean for hour, mean in told.items() if mean != "0"} == {"Mon 03": "2.5", "Tue 03": "1"}
+
+
 def test_bars_and_ranges():
     drawn = svg.bars([("x" * 100, 8.0), ("y", 4.0)], text.count_text)
     widths = [float(found) for found in re.findall(r'width="([\d.]+)" height', drawn)]

@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 MAX_SUBJECT_CHARACTERS: Final = 1024
+_MAX_SUBJECT_BYTES: Final = 2048
+"""An entry of a PostgreSQL index takes at most 2704 bytes."""
 MAX_REASON_CHARACTERS: Final = 1000
 _WIDEST: Final = {4: 8, 6: 16}
 """The shortest prefix of a network that may be banned, by IP version: a slip must not ban everybody."""
@@ -212,6 +214,8 @@ def subject_of(kind: Kind, text: str) -> str:
     """
     if len(text) > MAX_SUBJECT_CHARACTERS:
         raise ValueError(f"{kind.value}: longer than {MAX_SUBJECT_CHARACTERS} characters")
+    if len(text.encode(errors="surrogatepass")) > _MAX_SUBJECT_BYTES:
+        raise ValueError(f"{kind.value}: longer than {_MAX_SUBJECT_BYTES} bytes in UTF-8")
     match kind:
         case Kind.AUTHOR:
             if not is_did(text):

@@ -48,6 +48,7 @@ def test_a_subject_has_one_form(kind: Kind, text: str, subject: str):
         (Kind.NETWORK, "0.0.0.0/0", "too wide"),
         (Kind.NETWORK, "2000::/3", "too wide"),
         (Kind.AUTHOR, "did:x:" + "a" * 2000, "longer than"),
+        (Kind.TYPE, "語" * 1000, "longer than 2048 bytes"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(kind: Kind, text: str, problem: str):

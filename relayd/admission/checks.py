@@ -73,26 +73,10 @@ def weigh(
 ) -> None:
     """Checks 9 and 10; the policy for a packet of a peer is the same (R-379). Raises `InvalidPacket`."""
     policy.check(packet)
-    _require_lasting(packet)
     if origin is None:
         check_freshness(packet, now, max_age_seconds=max_age_seconds)
     else:
         check_age(packet, origin, witness, now, max_age_seconds=max_age_seconds)
-
-
-def _require_lasting(packet: Packet) -> None:
-    """Refuse an identity packet that would expire (decision 136). Raises `InvalidPacket`.
-
-    The relay would go on judging by it and no longer serve it: readers would take a revoked key for valid, or
-    the author's packets for forgeries of the relay.
-    """
-    if packet.expires_at is not None and packet.content_type in IDENTITY_TYPES:
-        raise InvalidPacket(
-            ErrorCode.POLICY_REJECTED,
-            f"a packet of type {packet.content_type} may not have expires_at: whoever verifies the author's"
-            " packets needs it",
-            detail="identity_packet_expires",
-        )
 
 
 def judge(packet: Packet, known: Known, now: int, *, ingest: bool = True) -> bool:

@@ -10,7 +10,6 @@ import pytest
 from strata.protocol import packets
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.ids import Identity
-from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
 
 from relayd.admission.checks import judge, require_chain_room, weigh
@@ -99,23 +98,6 @@ def test_a_peer_brings_nothing_that_the_operator_blocks():
     with pytest.raises(InvalidPacket) as caught:
         weigh(made(), blocked, NOW, max_age_seconds=DAY, origin=origin, witness=NOW)
     assert caught.value.code == ErrorCode.BLOCKED_AUTHOR
-
-
-@pytest.mark.req("R-073")
-@pytest.mark.parametrize("type_", sorted(IDENTITY_TYPES))
-@pytest.mark.parametrize("origin", [None, PeerOrigin(1, NOW, True, 7 * DAY)])
-def test_what_makes_up_a_chain_may_not_expire(type_, origin):
-    """Who comes later would lack it: a stranger could make this relay look like a forger."""
-
-    def weighed(type_: str, expires_at: int | None) -> None:
-        packet = packets.build(ALICE, {"type": type_}, timestamp=NOW, expires_at=expires_at)
-        weigh(packet, Policy(), NOW, max_age_seconds=DAY, origin=origin, witness=origin and NOW)
-
-    weighed(type_, None)
-    weighed("POST", NOW + 60)
-    with pytest.raises(InvalidPacket) as caught:
-        weighed(type_, NOW + 60)
-    assert (caught.value.code, caught.value.detail) == (ErrorCode.POLICY_REJECTED, "identity_packet_expires")
 
 
 @pytest.mark.req("R-184")

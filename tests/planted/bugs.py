@@ -95,7 +95,7 @@ _STORE = [
         "store/test_places.py",
         ("a place beyond the end is buried", "if at > known.head:", "if at < 0:"),
         ("what a day never had is buried", "known.dropped_to and at >= known.dropped_to:", "at < 0:"),
-        ("a packet of another place is buried", "if (at, place.received_at) in places:", "if places:"),
+        ("a packet of another place is buried", "if any(there == at and first", "if any(first"),
         ("what carries keys is emptied", "if row.is_spared:", "if row.is_spared and not row.is_full:"),
         ("an erased packet comes in again", "if place.packet_id not in known.ids", "if False"),
         ("an append comes between", "await connection.execute(_LOCK)", "pass"),

@@ -107,7 +107,7 @@ async def test_a_backup_that_lacks_something_says_what(relay: RelayProcess, tmp_
     file.write_bytes(bytes(file.stat().st_size))
     assert "pg_verifybackup" in relayd(data_dir, "backup", "verify", backup, exit_code=3)
     (backup / "relayd.json").unlink()
-    assert "no backup" in relayd(
+    assert "is not a backup" in relayd(
         data_dir, "backup", "restore", backup, "--data-dir", tmp_path / "x", exit_code=3
     )
 

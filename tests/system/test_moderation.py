@@ -269,7 +269,7 @@ async def test_an_operator_rules_over_the_wire_and_nobody_else(moderated: Modera
             assert (answer["code"], answer["detail"]) == ("unauthenticated", "missing_capability")
             if not _:
                 assert "operate" not in (await stranger.authenticate(author))["capabilities"]
-    with pytest.raises(RequestRefused, match="no operator"):
+    with pytest.raises(RequestRefused, match="not an operator"):
         async with Moderator(moderated.other.ws, author):
             pass
     async with Moderator(moderated.other.ws, OPERATOR) as moderator:

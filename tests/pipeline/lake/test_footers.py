@@ -94,7 +94,7 @@ FALSE: dict[str, tuple[str, Edit]] = {
     "a column less": ("other columns", lambda footer: footer["4A"][0]["1A"].pop()),
     "pages beyond the end": ("not in the file", lambda footer: data(footer).update({"7L": 2**20})),
     "a dictionary behind": ("dictionary follows", lambda footer: data(footer).update({"11L": 2**20})),
-    "short bounds": ("no numbers", lambda footer: data(footer)["12R"].update({"5S": b"1"})),
+    "short bounds": ("not numbers", lambda footer: data(footer)["12R"].update({"5S": b"1"})),
     "levels of another column": ("counts by level", lambda footer: data(footer)["16R"].update({"3A": [1]})),
     "bytes of numbers": ("bytes of numbers", lambda footer: data(footer)["16R"].update({"1L": 1})),
     "a column that Spark does not see": ("note for Spark", note(*COLUMNS[:-1])),

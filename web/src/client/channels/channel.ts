@@ -22,7 +22,7 @@ import type { JsonObject } from "../protocol/json.js";
 import type { Packet } from "../protocol/packets.js";
 import type { Delivery, FetchOptions } from "../relays/values.js";
 import { Acknowledging } from "./acknowledging.js";
-import { asMessage, beyond, type Entry, inOrder, laterOwn, makeEntry, nextOwnTime, stored } from "./entry.js";
+import { asMessage, asNextOwn, beyond, type Entry, inOrder, makeEntry, stored } from "./entry.js";
 import { credible, decodeMessage, dismissal, messageContent, readEnvelope, readMessage, repairContent, timeOfSending } from "./envelope.js";
 import { Forgotten } from "./forgotten.js";
 import { History } from "./history.js";
@@ -180,12 +180,7 @@ export class ReliableChannel {
   // Own messages.
 
   private async keepOwn(message: ContentMessage): Promise<Entry> {
-    message.lamportTimestamp = nextOwnTime(this.entries.values(), message.lamportTimestamp, Date.now());
-    const before = laterOwn(this.entries, message.causalHistory.map(({ messageId }) => messageId));
-    if (before !== undefined) {
-      const hint = before.hint === undefined ? {} : { retrievalHint: before.hint };
-      message.causalHistory.push({ messageId: before.id, ...hint, senderId: this.sender });
-    }
+    asNextOwn(message, this.entries, Date.now());
     const wire = message.encode();
     const packet = await build(this.options.identity, messageContent(this.options.topic, wire));
     const entry = makeEntry(message, {

@@ -51,17 +51,26 @@ export function inOrder({ id, message: { lamportTimestamp } }: Entry, other: Ent
  * The package forgets its Lamport time over a reload and takes the clock's, which may have been set back. While it is
  * open it keeps the time of a clock that was far ahead of `now` (Unix milliseconds).
  */
-export function nextOwnTime(entries: Iterable<Entry>, suggested: bigint, now: number): bigint {
+function nextOwnTime(entries: Iterable<Entry>, suggested: bigint, now: number): bigint {
   let next = isFarAhead(suggested, now) ? BigInt(now) : suggested;
   for (const { isOwn, message } of entries) if (isOwn && message.lamportTimestamp >= next) next = message.lamportTimestamp + 1n;
   return next;
+}
+
+/** Let a new own message be later than all earlier ones of its sender, and name the last of them. */
+export function asNextOwn(message: ContentMessage, entries: ReadonlyMap<string, Entry>, now: number): void {
+  message.lamportTimestamp = nextOwnTime(entries.values(), message.lamportTimestamp, now);
+  const before = laterOwn(entries, message.causalHistory.map(({ messageId }) => messageId));
+  if (before === undefined) return;
+  const hint = before.hint === undefined ? {} : { retrievalHint: before.hint };
+  message.causalHistory.push({ messageId: before.id, ...hint, senderId: message.senderId });
 }
 
 /**
  * The last own message, if it is later than each message that the next one would name by these ids. The package takes the
  * messages that were released last, and those are older ones while the relay's history is read.
  */
-export function laterOwn(entries: ReadonlyMap<string, Entry>, named: readonly string[]): Entry | undefined {
+function laterOwn(entries: ReadonlyMap<string, Entry>, named: readonly string[]): Entry | undefined {
   const own = [...entries.values()].filter(({ isOwn, state }) => isOwn && state !== "failed").at(-1);
   if (own === undefined) return undefined;
   const isEarlier = (id: string) => (entries.get(id)?.message.lamportTimestamp ?? 0n) < own.message.lamportTimestamp;

@@ -345,11 +345,10 @@ class ObjectLake(LakeState):
         return [_unit(inside, part.span, part.objects) for part, inside in pairs], []
 
     def objects(
-        self, manifests: Sequence[Manifest], root: str, *, kinds: Collection[str] | None = None,
-        damaged: bool = False,
-    ) -> list[StoredObject]:  # fmt: skip
-        """The objects with packets or quarantined rows of batches, or only those of some `kinds`. If a day
-        was rewritten, they may also hold rows of other batches of that day.
+        self, manifests: Sequence[Manifest], root: str, *, damaged: bool = False
+    ) -> list[StoredObject]:
+        """The objects with packets or quarantined rows of batches. If a day was rewritten, they may also hold
+        rows of other batches of that day.
 
         Raises `LakeError` for a listing that is missing or damaged; with `damaged` it is skipped.
         """
@@ -370,8 +369,7 @@ class ObjectLake(LakeState):
                 continue
             objects += [one for part in parts if part.span.overlaps(whole) for one in part.objects]
         found = {one.name: one for one in objects}
-        folders = [f"{root}/"] if kinds is None else [f"/kind={kind}/" for kind in kinds]
-        return [one for name, one in found.items() if _is_below(root, one) and _is_in(name, folders)]
+        return [one for one in found.values() if _is_below(root, one)]
 
     def objects_of_day(self, day: int, root: str, *, damaged: bool = False) -> list[StoredObject]:
         """The objects with the packets, or the quarantined rows, of a day; those of a rewritten day come from
@@ -399,7 +397,6 @@ class ObjectLake(LakeState):
         Raises `LakeError`; with `damaged`, a bad listing is skipped instead.
         """
         found: list[StoredObject] = []
-        folders = [f"{root}/"] if kinds is None else [f"/kind={kind}/" for kind in kinds]
         for day in self.days() if days is None else days:
             try:
                 objects = self.objects_of_day(day, root, damaged=damaged)
@@ -407,7 +404,7 @@ class ObjectLake(LakeState):
                 if not damaged:
                     raise
                 continue
-            found += [one for one in objects if _is_in(one.name, folders)]
+            found += [one for one in objects if kinds is None or _has_kind(one.name, kinds)]
         return found
 
     def objects_of_kinds(self, kinds: Collection[str]) -> list[StoredObject]:
@@ -417,15 +414,14 @@ class ObjectLake(LakeState):
         such a day.
         """
         found: list[StoredObject] = []
-        folders = [f"/kind={kind}/" for kind in kinds]
         for day in self.days():
             if self.generations.of_day(day) is None:
                 there = self.store.keys(f"packets/day={day_text(day)}")
-                if not any(_is_in(name, folders) for name in there):
+                if not any(_has_kind(name, kinds) for name in there):
                     continue
             with contextlib.suppress(LakeError):
                 objects = self.objects_of_day(day, "packets", damaged=True)
-                found += [one for one in objects if _is_in(one.name, folders)]
+                found += [one for one in objects if _has_kind(one.name, kinds)]
         return found
 
     def _objects_of_batches(self, manifests: Sequence[Manifest], damaged: bool) -> list[StoredObject]:
@@ -599,8 +595,8 @@ class ObjectLake(LakeState):
         return [name for name in self.store.keys(LISTINGS, begin) if name[: len(begin) + 1] not in known]
 
 
-def _is_in(name: str, folders: Iterable[str]) -> bool:
-    return any(folder in name for folder in folders)
+def _has_kind(name: str, kinds: Collection[str]) -> bool:
+    return any(f"/kind={kind}/" in name for kind in kinds)
 
 
 def _is_below(root: str, one: StoredObject) -> bool:

@@ -505,13 +505,6 @@ class Admission:
             self._apart.close()
         self._pool.close()
 
-    def applied_at(self, packet: Packet) -> int | None:
-        """When this identity packet was first received, as its author's chain has it; None if the chain does
-        not have the packet, or is not in memory."""
-        chain = self._identities.chain(packet.author_id)
-        events = () if chain is None else chain.events
-        return next((at for held, at in events if held.digest == packet.digest), None)
-
     def _is_pending(self, packet: Packet) -> bool:
         """Whether an identity packet of the log still waits to take effect."""
         if packet.content_type not in IDENTITY_TYPES:

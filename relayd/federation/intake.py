@@ -66,13 +66,8 @@ class PeerVerdict(enum.StrEnum):
 class KeyVerdict(enum.Enum):
     """The outcome for an identity packet that was fetched to judge another packet by it."""
 
-    HOLDS = enum.auto()
-    """The log has it, and it is in force."""
-    DISPUTED = enum.auto()
-    """Not in force here, or not yet, or later than at the peer; a relay that has seen other events, or these
-    earlier, may apply it."""
-    FORGED = enum.auto()
-    """Not what its author signed: it says nothing."""
+    JUDGED = enum.auto()
+    """The log has it, or this relay has refused it for good."""
     LATER = enum.auto()
     """Not judged: the packet's time is in the future, or this relay fails on it."""
     AWAY = enum.auto()
@@ -86,7 +81,6 @@ class Item:
         "asked_for_keys",
         "attempts",
         "cursor",
-        "has_keys",
         "is_settled",
         "key_attempts",
         "raw",
@@ -102,8 +96,6 @@ class Item:
         """Whether the peer was asked for the author's keys with success, or often enough."""
         self.key_attempts = 0
         """How often the peer was asked without success."""
-        self.has_keys = False
-        """Whether the peer has sent all of the keys, and all of them are in force here."""
         self.is_settled = False
 
 
@@ -188,25 +180,18 @@ def judge_refusal(item: Item, error: InvalidPacket) -> PeerVerdict:
             return PeerVerdict.FORGED
         case code if code in _KEY_CODES and not item.asked_for_keys:
             return PeerVerdict.KEYS  # a signature may fail for lack of the author's newer keys
-        case ErrorCode.INVALID_SIGNATURE if error.detail is None and item.has_keys:
-            return PeerVerdict.FORGED
         case _:
+            # A signature that fits no key proves nothing: the key may have expired since, at the peer too.
             return PeerVerdict.SKIPPED
 
 
-def judge_key(raw: bytes, error: InvalidPacket) -> KeyVerdict:
+def judge_key(error: InvalidPacket) -> KeyVerdict:
     """What the refusal of an identity packet says about whether this relay knows the author's keys."""
-    match error.code:
-        case _ if is_passing(error):
-            return KeyVerdict.AWAY
-        case ErrorCode.INTERNAL_ERROR | ErrorCode.TIMESTAMP_IN_FUTURE:
-            return KeyVerdict.LATER
-        case ErrorCode.INVALID_SIGNATURE if error.detail is None:
-            return KeyVerdict.FORGED
-        case _ if _is_altered(raw, error):
-            return KeyVerdict.FORGED
-        case _:
-            return KeyVerdict.DISPUTED
+    if is_passing(error):
+        return KeyVerdict.AWAY
+    if error.code in (ErrorCode.INTERNAL_ERROR, ErrorCode.TIMESTAMP_IN_FUTURE):
+        return KeyVerdict.LATER
+    return KeyVerdict.JUDGED
 
 
 def is_keepable(cursor: str | None) -> bool:

@@ -122,8 +122,7 @@ class Judging:
         queued: bool = False,
     ) -> None:
         """The packet is in the log."""
-        is_disputed = queued or (duplicate and self._counts_later_here(request))
-        if self._is_answered(request, KeyVerdict.DISPUTED if is_disputed else KeyVerdict.HOLDS):
+        if self._is_answered(request, KeyVerdict.JUDGED):
             return
         origin = request.origin
         if origin is not None and origin.is_trusted and request.is_parsed and request.witness is None:
@@ -134,7 +133,7 @@ class Judging:
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
         """The packet is not in the log: pass it over, try it again, or count an offence."""
-        if self._is_answered(request, judge_key(request.raw, error)):
+        if self._is_answered(request, judge_key(error)):
             return
         intake, item = self._items[request]
         verdict = judge_refusal(item, error)
@@ -176,14 +175,6 @@ class Judging:
         self._wake()
         self.asking.wake()
 
-    def _counts_later_here(self, request: PublishRequest) -> bool:
-        """Whether a known identity packet may count here only from a later moment than at the peer. A
-        stranger can bring that about, by publishing it at both relays."""
-        if request.witness is None or request not in self._answers:
-            return False
-        since = self._parts.admission.applied_at(request.packet)
-        return since is None or since > request.witness
-
     def _is_answered(self, request: PublishRequest, verdict: KeyVerdict) -> bool:
         """Whether the request is for a packet with keys; its fetcher then goes on, if it still waits."""
         answer = self._answers.pop(request, None)
@@ -222,8 +213,6 @@ class Judging:
                 item.key_attempts += 1
             item.asked_for_keys = item.key_attempts >= MAX_ATTEMPTS
             await asyncio.sleep(backoff(item.attempts))
-        # An event that is not in force here may be in force at the peer: then the peer has forged nothing.
-        item.has_keys = is_whole and verdicts <= {KeyVerdict.HOLDS, KeyVerdict.FORGED}
         self.submit(intake, item)
 
     async def _take_key(self, event: QueuedEvent) -> KeyVerdict:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import strata
 from strata.protocol import canonical
 from strata.protocol.documents import (
     RecoveryPolicy,
@@ -34,6 +35,7 @@ from strata.protocol.packets import Packet, build
 from tests.support.bare_client import BareClient, open_client, publish_text
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess, running
+from tests.support.waiting import until
 
 _nonces = itertools.count(1)
 
@@ -291,6 +293,24 @@ async def test_racing_processes_leave_a_log_whose_order_forbids_nothing(pair):
             order = ids_of(events)
             assert order[-1] == revoke.packet_id
             assert sorted(order[:-1]) == sorted(accepted)
+
+
+@pytest.mark.req("R-342")
+async def test_a_key_event_that_expires_makes_no_forger_of_the_relay(relay: RelayProcess, client: BareClient):
+    """A reader cannot have the key any more, and a relay that served its packets is honest all the same."""
+    who, new, now = new_identity(), new_identity(), int(time.time())
+    content = add_content(method_id(who.did, "keys-2"), new.public_key, valid_from=now)
+    await client.publish(build(who, content, timestamp=now, expires_at=now + 2))
+    signed = [make(Holder(new, who.did)) for _ in range(3)]
+    for packet in signed:
+        assert code_of(await client.publish(packet))[0] == "ACCEPTED"
+    await until(lambda: time.time() > now + 3, "the key event has expired")
+    await client.publish(last := make(who))
+    async with strata.connect(relay.ws) as reader:
+        delivered = await anext(reader.subscribe(authors=[who.did], types=["POST"]))
+        assert delivered.packet.packet_id == last.packet_id
+        statistics = reader.statistics
+    assert (statistics.events_tampered, statistics.events_forged) == (len(signed), 0)
 
 
 @pytest.mark.req("R-073")

@@ -159,13 +159,6 @@ async def test_those_who_have_waited_for_an_event_go_on_a_few_at_a_time(rig, mon
     assert {peer.answers[0] for peer in crowd} == {("held up", ErrorCode.KEY_REVOKED)}
 
 
-async def test_since_when_an_event_counts_is_told_while_its_chain_is_in_memory(rig):
-    rig.elsewhere(added())
-    assert (rig.admission.applied_at(added()), rig.admission.applied_at(revoked())) == (NOW, None)
-    rig.identities._chains.clear()
-    assert rig.admission.applied_at(added()) is None
-
-
 @pytest.mark.req("R-047")
 async def test_few_chains_are_read_for_packets_that_wait_together(rig, monkeypatch):
     monkeypatch.setattr(loading, "_CHAINS_TOGETHER", 2)

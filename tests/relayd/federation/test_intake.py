@@ -113,10 +113,6 @@ def test_keys_are_fetched_once_and_our_own_faults_hold_up_nothing_for_ever():
     item.asked_for_keys = True
     for error in (refusal(ErrorCode.KEY_REVOKED), refusal(ErrorCode.INVALID_SIGNATURE)):
         assert judge_refusal(item, error) is PeerVerdict.SKIPPED
-    # By the keys that the peer itself has sent completely, it is the peer's forgery.
-    item.has_keys = True
-    assert judge_refusal(item, refusal(ErrorCode.KEY_REVOKED)) is PeerVerdict.SKIPPED
-    assert judge_refusal(item, refusal(ErrorCode.INVALID_SIGNATURE)) is PeerVerdict.FORGED
     assert judge_refusal(item, refusal(ErrorCode.INVALID_SIGNATURE, "unresolved_key")) is PeerVerdict.SKIPPED
     item.attempts = MAX_ATTEMPTS - 1
     for code in (ErrorCode.INTERNAL_ERROR, ErrorCode.TIMESTAMP_IN_FUTURE):

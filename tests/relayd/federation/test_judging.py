@@ -36,7 +36,7 @@ class MadeLink:
         told = SimpleNamespace(
             verdicts=lambda verdict: self.told.append(verdict.value),
             forged=lambda reason: None,
-            malformed=lambda: None,
+            malformed=lambda: self.told.append("malformed"),
             refused_witness=lambda: None,
             skipped=lambda *skip: self.skipped.append(skip),
         )
@@ -133,22 +133,20 @@ def begun(keys: Keys) -> MadeLink:
 
 @pytest.mark.req("R-381")
 @pytest.mark.parametrize(
-    ("said", "verdict"),
+    "said",
     [
-        # A relay that does not know of a revocation continues to accept packets signed with the key since.
-        (InvalidPacket(ErrorCode.KEY_REVOKED, "no"), "skipped"),
-        (InvalidPacket(ErrorCode.POLICY_REJECTED, "no", detail="too_many_key_events"), "skipped"),
-        (InvalidPacket(ErrorCode.INVALID_SIGNATURE, "no", detail="document_conflict"), "skipped"),
-        ("QUEUED", "skipped"),  # it may have waited long enough there
-        ("ACCEPTED", "forged"),
-        (NOT_THE_AUTHORS, "forged"),  # a forgery cannot be hidden behind another one
+        "ACCEPTED",
+        "QUEUED",
+        InvalidPacket(ErrorCode.KEY_REVOKED, "no"),
+        InvalidPacket(ErrorCode.POLICY_REJECTED, "no", detail="too_many_key_events"),
     ],
 )
-async def test_a_signature_by_keys_that_count_for_the_peer_alone_is_no_forgery(said, verdict):
+async def test_a_signature_that_fits_no_key_lowers_the_score_of_a_peer_and_proves_nothing(said):
+    """The key may have expired since, at the peer too; then a stranger could have an honest peer barred."""
     link = begun(Keys())
     packet = await judged_by_keys(link, said)
     link.judging.publish_refused(packet, NOT_THE_AUTHORS)
-    assert link.told == ["keys", verdict]
+    assert link.told == ["keys", "malformed", "skipped"]
     assert not link.judging._items
 
 
@@ -162,21 +160,6 @@ async def judged_by_keys(link: MadeLink, said: InvalidPacket | str, number: int 
     else:
         link.judging.publish_accepted(keys, NOW, duplicate=False, queued=said == "QUEUED")
     return await next_request(link, number + 2)
-
-
-@pytest.mark.req("R-381")
-@pytest.mark.parametrize(("since", "verdict"), [(NOW + 1, "skipped"), (None, "skipped"), (NOW, "forged")])
-async def test_keys_that_came_here_later_than_to_the_peer_prove_no_forgery(since, verdict):
-    link = begun(Keys())
-    admission: Any = link.judging._parts.admission
-    admission.applied_at = lambda packet: since
-    link.judging.publish_refused(await next_request(link, 0), NOT_THE_AUTHORS)
-    keys = await next_request(link, 1)
-    keys.parsed(PACKET)
-    keys.witness = NOW
-    link.judging.publish_accepted(keys, NOW + 5, duplicate=True)
-    link.judging.publish_refused(await next_request(link, 2), NOT_THE_AUTHORS)
-    assert link.told == ["keys", verdict]
 
 
 AWAY = InvalidPacket(ErrorCode.INTERNAL_ERROR, "later", detail="store_unavailable")

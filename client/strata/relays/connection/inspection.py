@@ -100,7 +100,7 @@ class Inspector:
             if not self._verify(candidate):
                 return KEYS_WANTED
         except InvalidPacket as error:
-            self._count(error, candidate)
+            self._count(error)
             return None
         self._remember(packet)
         self._statistics.events_delivered += 1
@@ -120,20 +120,14 @@ class Inspector:
         packet.verify(now=observed_at(packet, event.received_at))
         return True
 
-    def _count(self, error: InvalidPacket, candidate: Candidate | None = None) -> None:
+    def _count(self, error: InvalidPacket) -> None:
         if error.code is ErrorCode.PACKET_EXPIRED:
             self._statistics.events_expired += 1
         elif error.code is ErrorCode.INVALID_SIGNATURE and error.detail in _TAMPERED:
             self._statistics.events_tampered += 1
-            has_keys = candidate is not None and self._has_all_keys(candidate)
-            self._statistics.events_forged += error.detail == "packet_id_mismatch" or has_keys
+            self._statistics.events_forged += error.detail == "packet_id_mismatch"
         else:
             self._statistics.events_invalid += 1
-
-    def _has_all_keys(self, candidate: Candidate) -> bool:
-        packet, event = candidate.packet, candidate.event
-        at = observed_at(packet, event.received_at)
-        return self._keys is not None and self._keys.has_all_keys(packet.author_id, at)
 
 
 class Collector(Inspector):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from strata.protocol.errors import Closed, RequestTimeout, StrataError
 from strata.protocol.keys import MAX_CHAIN_EVENTS
 from strata.relays.connection.keyring import Event, KeyRing
-from strata.relays.connection.values import Announced
 
 __all__ = ["MAX_AUTHORS", "KeyFetcher"]
 
@@ -40,8 +39,8 @@ class KeyFetcher:
     """Fills a `KeyRing` on demand.
 
     `read` yields the identity packets of some authors, unverified, and ends when the relay has no more; it
-    raises `StrataError`. `announced` returns what the connected relay says about itself. Authors wanted while
-    a request is under way are collected for the next one, so there is at most one task and one request.
+    raises `StrataError`. Authors wanted while a request is under way are collected for the next one, so there
+    is at most one task and one request.
     """
 
     def __init__(
@@ -49,13 +48,11 @@ class KeyFetcher:
         ring: KeyRing,
         read: Callable[[tuple[str, ...]], AsyncIterator[Event]],
         *,
-        announced: Callable[[], Announced | None],
         timeout: float,
         name: str,
     ) -> None:
         self.ring = ring
         self._read = read
-        self._announced = announced
         self._timeout = timeout
         self._name = name
         self._wanted: dict[str, asyncio.Future[None]] = {}
@@ -162,14 +159,11 @@ class KeyFetcher:
     async def _ask(self, authors: tuple[str, ...], asked_at: float) -> None:
         events: dict[str, list[Event]] = {author: [] for author in authors}
         sizes = dict.fromkeys(authors, 0)
-        announced = self._announced()
         async for packet, received_at in self._read(authors):
             sizes[packet.author_id] += packet.size_bytes
             found = events[packet.author_id]
             if sizes[packet.author_id] <= _MAX_BYTES and len(found) <= _MAX_EVENTS:
                 found.append((packet, received_at))
-        is_marked = announced is not None and "history_marker" in announced.extensions
-        is_whole = is_marked and self._announced() is announced  # over one connection
         for author, found in events.items():
             if sizes[author] > _MAX_BYTES or len(found) > _MAX_EVENTS:
                 self.ring.learn(author, None, asked_at, is_overgrown=True)
@@ -178,7 +172,7 @@ class KeyFetcher:
                 chain = await asyncio.to_thread(self.ring.build, author, found)
             else:
                 chain = self.ring.build(author, found)
-            self.ring.learn(author, chain, asked_at, is_whole=is_whole)
+            self.ring.learn(author, chain, asked_at)
 
 
 def _seen(answered: asyncio.Future[None]) -> None:

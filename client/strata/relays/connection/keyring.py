@@ -72,8 +72,6 @@ class _Author:
     """None if there is only the key in the DID itself."""
     is_overgrown: bool
     """Whether the relay sent more than a chain may hold: then every packet of this author is rejected."""
-    is_whole: bool
-    """Whether the relay itself said that this was everything it had of the author."""
     asked_at: float
     """When the relay was asked; the chain includes everything it had then."""
     refresh_at: float
@@ -109,12 +107,10 @@ class KeyRing:
         asked_at: float,
         *,
         is_overgrown: bool = False,
-        is_whole: bool = False,
     ) -> None:
         """Store the chain (`build`) of the relay's answer to a request made at `asked_at`.
 
-        `is_overgrown` means that the answer was too large. `is_whole` means that the relay marked the end of
-        its answer, so that the end was not inferred from silence.
+        `is_overgrown` means that the answer was too large.
         """
         known = self._authors.get(did)
         # The answer may have been on its way when these arrived: their changes are applied again.
@@ -123,7 +119,7 @@ class KeyRing:
             with suppress(InvalidPacket):
                 chain = (chain or self._anchors.chain(did)).apply(one.packet, one.received_at)
         refresh_at = asked_at + self._refresh_interval
-        self._authors[did] = _Author(chain, is_overgrown, is_whole, asked_at, refresh_at, heard)
+        self._authors[did] = _Author(chain, is_overgrown, asked_at, refresh_at, heard)
         self._authors.move_to_end(did)
         self.stale.discard(did)
         while len(self._authors) > self._max_authors:
@@ -140,14 +136,6 @@ class KeyRing:
         """What is known of an author's keys, for display; None if the relay was not asked."""
         author = self._authors.get(did)
         return None if author is None else author.chain or self._anchors.chain(did)
-
-    def has_all_keys(self, did: str, at: int) -> bool:
-        """Whether the relay has given all that it had about this author's keys, and said so, and none of it
-        was still pending at this second: the relay may let a recovery take effect sooner."""
-        author = self._authors.get(did)
-        return (
-            author is not None and author.is_whole and (author.chain is None or not author.chain.pending(at))
-        )
 
     def vouches(self, packet: Packet, known_since: float) -> bool | None:
         """Whether a packet that came inside another one was signed with its author's keys of the time.

@@ -101,7 +101,6 @@ class PacketRelay:
         self._keys = KeyFetcher(
             ring,
             self._identity_packets,
-            announced=lambda: self.announced,
             timeout=options.key_timeout,
             name=f"strata-relay-keys {shown(url)}",
         )

@@ -295,9 +295,8 @@ class Statistics:
     """Packets dropped because they are not what their author signed: the id or the signature fails. A packet
     that the relay downgraded with an annotation does not count (R-342)."""
     events_forged: int = 0
-    """Those tampered and invalid packets that only the relay can be responsible for: the id fails, or the
-    signature fails although this relay has given all keys of the author. Without that, a signature may also
-    fail because newer keys are missing."""
+    """Those tampered and invalid packets that only the relay can be responsible for: the id fails. A
+    signature may also fail for lack of a key that the relay had when it accepted the packet."""
     events_expired: int = 0
     """Packets dropped because the relay received them after their own `expires_at` (R-337)."""
     events_unasked: int = 0

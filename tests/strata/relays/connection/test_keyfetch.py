@@ -106,7 +106,7 @@ async def test_a_forgery_is_dropped_after_one_question(extended):
         await extended.append(forged, post(OLD, 2))
         assert await take(subscription, 1) == [post(OLD, 2)]
         assert relay.statistics.events_tampered == 1 and relay.statistics.key_fetches == 2
-        assert relay.statistics.events_forged == 1, "by all the keys that the relay itself has told"
+        assert relay.statistics.events_forged == 0, "the relay may have had a key that has expired since"
 
 
 @pytest.mark.req("R-336", "R-342")

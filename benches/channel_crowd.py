@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import strata
 from strata.channels.reliable import ReliableChannel
 from strata.channels.sds import SdsConfig
-from strata.channels.sds.pace import Pace
+from strata.channels.sds.sync import Pace
 from strata.protocol.ids import Identity
 
 from benches.daemon import RelayProcess

@@ -37,7 +37,7 @@ from relayd.access.limits import Budget
 from relayd.admission.checks import trace, weigh
 from relayd.admission.knowledge import Known, known_of
 from relayd.config import Settings
-from relayd.identity.bootstrap import Bootstrap
+from relayd.identity.bootstrap import BootstrapContents
 from relayd.identity.directory import Identities
 from relayd.policy import Policy
 from relayd.store.identities import AuthorsPage
@@ -113,7 +113,7 @@ class _Plain:
         self.now = now
         self.packets = sign(0, AUTHORS)
         self.messages = [encode(Publish(packet=msgspec.Raw(packet.canonical))) for packet in self.packets]
-        self.identities = Identities(_NoLog(), Bootstrap(), KeyRules())
+        self.identities = Identities(_NoLog(), BootstrapContents(), KeyRules())
         self._policy = Policy()
         self._budget = Budget(_MOST, 60)
         self._known = Known(self.identities.generation)

@@ -46,7 +46,7 @@ from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.session import open_session
-from strata_pipeline.transforms.signatures import Keys, packet_fault
+from strata_pipeline.transforms.signatures import SigningKeys, packet_fault
 
 from benches import (
     pipeline_channel,
@@ -335,7 +335,7 @@ def _pool(lake: Path) -> Iterator[Callable[[], None]]:
 
 
 def _verify_slice(start: int) -> int:
-    keys, part = Keys({}), _lake[0].slice(start, _SLICE)
+    keys, part = SigningKeys({}), _lake[0].slice(start, _SLICE)
     rows = zip(*(part[name].to_pylist() for name in _NAMES), strict=True)
     return sum(packet_fault(keys, *row) is not None for row in rows)
 

@@ -30,7 +30,7 @@ from strata_pipeline.datasets import Packets
 from strata_pipeline.jobs.archive import Archived, archive
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.session import open_session
-from strata_pipeline.transforms.signatures import Authors, Keys
+from strata_pipeline.transforms.signatures import AuthorShare, SigningKeys
 from strata_pipeline.transforms.verifying import verify_packets
 
 from benches.load import sign
@@ -128,11 +128,11 @@ def _archive(spark: SparkSession, url: str, lake: Path, packets: int) -> list[fl
 def _verify(spark: SparkSession, path: Path, packets: int) -> list[float]:
     lake = Lake.open(path)
     units = [unit for day in lake.days() for unit in lake.units(day)[0]]
-    keys = Keys.of(Packets.of(spark, lake))
+    keys = SigningKeys.of(Packets.of(spark, lake))
     rates = []
     for _ in range(_ROUNDS):
         started = time.perf_counter()
-        found = verify_packets(spark, lake.shelf, units, Span(0, lake.reached), Authors(), keys)
+        found = verify_packets(spark, lake.shelf, units, Span(0, lake.reached), AuthorShare(), keys)
         rates.append(packets / (time.perf_counter() - started))
         if found.counts or found.packets != packets:
             raise BenchError(f"{found.packets} packets were verified, {found.counts} of them do not hold")

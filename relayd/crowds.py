@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.slices import Slices
 
-__all__ = ["Crowd"]
+__all__ = ["CrowdWork"]
 
 M = TypeVar("M")
 
 
-class Crowd(Generic[M]):
+class CrowdWork(Generic[M]):
     """Calls `work(member)` for each of its `members`, once and in order: some now, some in later turns of the
     loop, as long as `may_go_on`. After each few, `after` is called. A fault leaves nobody behind.
     """
@@ -27,7 +27,7 @@ class Crowd(Generic[M]):
         self,
         slices: Slices,
         work: Callable[[M], None],
-        faults: Faults,
+        faults: FaultLog,
         *,
         may_go_on: Callable[[], bool] = lambda: True,
         after: Callable[[], None] = lambda: None,

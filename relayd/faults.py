@@ -15,7 +15,7 @@ from typing import Final
 
 from relayd.logs import get_logger
 
-__all__ = ["FAULT_PLACES", "Faults"]
+__all__ = ["FAULT_PLACES", "FaultLog"]
 
 FAULT_PLACES: Final = (
     "publish",
@@ -40,7 +40,7 @@ _FRAMES: Final = 6
 _log = get_logger("relayd.faults")
 
 
-class Faults:
+class FaultLog:
     """Counts and logs faults; `on_fault(place)` counts one. Use it on the event loop."""
 
     def __init__(

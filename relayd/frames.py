@@ -22,7 +22,7 @@ try:
 except ImportError:  # a platform without the compiled extension
     from websockets.utils import apply_mask
 
-__all__ = ["FrameReader", "text_frame", "text_frame_header"]
+__all__ = ["FrameSplitter", "text_frame", "text_frame_header"]
 
 _WHOLE_TEXT: Final = 0x80 | Opcode.TEXT
 _MASKED: Final = 0x80
@@ -49,7 +49,7 @@ def text_frame(payload: bytes) -> bytes:
     return text_frame_header(len(payload)) + payload
 
 
-class FrameReader:
+class FrameSplitter:
     """Splits what a client sent into whole text payloads and frames for the library.
 
     At most one frame of `max_size` bytes is buffered here: a longer one goes to the library as it arrives,

@@ -31,10 +31,10 @@ __all__ = [
     "Ban",
     "Bans",
     "ClosedSession",
-    "Kind",
     "LastRuling",
     "Ruled",
     "RulingsRead",
+    "SubjectKind",
     "check_reason",
     "kind_of",
     "subject_of",
@@ -49,7 +49,7 @@ _WIDEST: Final = {4: 8, 6: 16}
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
-class Kind(enum.StrEnum):
+class SubjectKind(enum.StrEnum):
     """The kind of subject that a ban is about."""
 
     AUTHOR = "author"
@@ -77,7 +77,7 @@ class Act(enum.StrEnum):
 class Ban(NamedTuple):
     """One row of the table `moderation`."""
 
-    kind: Kind
+    kind: SubjectKind
     subject: str
     """In the form that `subject_of` returns."""
     reason: str
@@ -109,7 +109,7 @@ class Ruled(NamedTuple):
     """`command` or `wire`, or `relay` for a ban that expired."""
     act: Act | str
     """Plain text, like the kind, if a newer relayd did something that this one does not know."""
-    kind: Kind | str
+    kind: SubjectKind | str
     subject: str
     reason: str
     before: Ban | ClosedSession | None
@@ -178,7 +178,7 @@ class Bans:
     @classmethod
     def at(cls, now: int, bans: Iterable[Ban]) -> Bans:
         """Those of `bans` that are in force at this Unix second."""
-        found: dict[Kind, set[str]] = {kind: set() for kind in Kind}
+        found: dict[SubjectKind, set[str]] = {kind: set() for kind in SubjectKind}
         ends = []
         for ban in bans:
             if ban.holds(now):
@@ -186,13 +186,13 @@ class Bans:
                 if ban.expires_at is not None:
                     ends.append(ban.expires_at + 1)
         return cls(
-            authors=frozenset(found[Kind.AUTHOR]),
-            packet_ids=frozenset(found[Kind.PACKET]),
-            media_hashes=frozenset(found[Kind.MEDIA]),
-            types=frozenset(found[Kind.TYPE]),
-            networks=frozenset(found[Kind.NETWORK]),
+            authors=frozenset(found[SubjectKind.AUTHOR]),
+            packet_ids=frozenset(found[SubjectKind.PACKET]),
+            media_hashes=frozenset(found[SubjectKind.MEDIA]),
+            types=frozenset(found[SubjectKind.TYPE]),
+            networks=frozenset(found[SubjectKind.NETWORK]),
             changes_at=min(ends, default=None),
-            _networks=_NetworkSet(found[Kind.NETWORK]),
+            _networks=_NetworkSet(found[SubjectKind.NETWORK]),
         )
 
     def cover(self, address: Address | None) -> bool:
@@ -200,14 +200,14 @@ class Bans:
         return bool(self.networks) and address is not None and address in self._networks
 
 
-def kind_of(text: str) -> Kind | None:
+def kind_of(text: str) -> SubjectKind | None:
     """The kind of a text that can only be a DID or a network. None for hashes and types, which look alike."""
     if is_did(text):
-        return Kind.AUTHOR
-    return Kind.NETWORK if _network(text) is not None else None
+        return SubjectKind.AUTHOR
+    return SubjectKind.NETWORK if _network(text) is not None else None
 
 
-def subject_of(kind: Kind, text: str) -> str:
+def subject_of(kind: SubjectKind, text: str) -> str:
     """The subject of a ban in the form in which it is stored and compared.
 
     Raises ValueError; its message says what is wrong.
@@ -217,19 +217,19 @@ def subject_of(kind: Kind, text: str) -> str:
     if len(text.encode(errors="surrogatepass")) > _MAX_SUBJECT_BYTES:
         raise ValueError(f"{kind.value}: longer than {_MAX_SUBJECT_BYTES} bytes in UTF-8")
     match kind:
-        case Kind.AUTHOR:
+        case SubjectKind.AUTHOR:
             if not is_did(text):
                 raise ValueError(f"{text} is not a DID")
-        case Kind.PACKET | Kind.MEDIA:
+        case SubjectKind.PACKET | SubjectKind.MEDIA:
             text = text.lower()
             if not is_content_id(text):
                 raise ValueError(f"{kind.value}: {text} is not 0x and 64 hex digits")
-        case Kind.TYPE:
+        case SubjectKind.TYPE:
             if not text or _UNPRINTABLE.search(text):
                 raise ValueError("type: expected the name of a content type")
             if text in IDENTITY_TYPES:  # else a key that its owner revoked could still sign (R-074)
                 raise ValueError(f"{text} carries keys and their revocation, and cannot be banned")
-        case Kind.NETWORK:
+        case SubjectKind.NETWORK:
             network = _network(text)
             if network is None:
                 raise ValueError(f"{text} is not an address, nor a network such as 192.0.2.0/24")

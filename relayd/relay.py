@@ -16,7 +16,7 @@ from relayd.admission.pipeline import Admission
 from relayd.admission.request import PublishRequest
 from relayd.config import Settings
 from relayd.cursor import CursorCodec
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.feed.fanout import Fanout
 from relayd.feed.known_types import KnownTypes
 from relayd.feed.tail import Tail
@@ -28,11 +28,11 @@ from relayd.slices import Slices
 from relayd.store import Store, Writer
 from relayd.tracing.reading import ReadTraces
 
-__all__ = ["Relay"]
+__all__ = ["RunningRelay"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Relay:
+class RunningRelay:
     """One relay process between its store and its connections."""
 
     relay_id: str
@@ -55,7 +55,7 @@ class Relay:
     types: KnownTypes
     registry: Registry
     slices: Slices
-    faults: Faults
+    faults: FaultLog
     read_traces: ReadTraces | None = None
     """The traces of reads from the store; None without tracing."""
     comparisons: Comparisons = field(default_factory=Comparisons)

@@ -30,7 +30,7 @@ __all__ = [
     "OpenSession",
     "Question",
     "Roll",
-    "Selection",
+    "SessionSelection",
     "is_session_id",
     "parts_of",
     "session_id",
@@ -89,7 +89,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
             parse_network(self.network)
 
 
-class Selection:
+class SessionSelection:
     """Takes the sessions of a process one by one, and keeps those that match a question."""
 
     def __init__(self, question: Question) -> None:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 
 __all__ = ["SLICE_SECONDS", "Slices"]
 
@@ -43,12 +43,12 @@ class Slices:
 
     def __init__(
         self,
-        faults: Faults | None = None,
+        faults: FaultLog | None = None,
         *,
         seconds: float = SLICE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._faults = faults or Faults()
+        self._faults = faults or FaultLog()
         self._clock = clock
         self.seconds = seconds
         self._begun: float | None = None  # None: nothing has been done in this turn

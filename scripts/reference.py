@@ -68,7 +68,7 @@ _DECISIONS_HEAD = """# Decisions
 <!-- Made from the titles of the notes by `make docs`. -->
 
 Each note is half a page: the context, the choice and its consequences. A later note may supersede an earlier
-one; no note is rewritten.
+one; no note is rewritten. Numbers that are missing were given to notes that never came into use.
 """
 
 

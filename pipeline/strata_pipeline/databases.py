@@ -52,7 +52,7 @@ def database_of(place: str | Path) -> duckdb.DuckDBPyConnection:
     The views of a folder also show what the lake gains later. Those of a bucket show the lake as it was when
     it was opened: call this again to see later batches. If compact or erase has replaced objects and their
     grace period is over, a query fails with an error of DuckDB and never gives a wrong answer. Raises
-    `LakeError`, `StoreError`, and `UsageError` if DuckDB is not installed or a folder holds no packets.
+    `LakeError`, `ObjectStoreError`, and `UsageError` if DuckDB is not installed or a folder holds no packets.
     """
     try:
         import duckdb

@@ -10,8 +10,8 @@ __all__ = [
     "LakeError",
     "LogError",
     "LogUnavailable",
+    "ObjectStoreError",
     "PipelineError",
-    "StoreError",
     "UsageError",
     "log_too_short",
 ]
@@ -37,7 +37,7 @@ class LogUnavailable(PipelineError):
     """The database cannot be reached or refuses the connection. Running the job again completes it."""
 
 
-class StoreError(PipelineError):
+class ObjectStoreError(PipelineError):
     """An object store cannot be reached or refuses the request. Running the job again completes it."""
 
 

@@ -43,7 +43,7 @@ __all__ = [
     "PUBLISH",
     "REPLICATE",
     "SUBSCRIBE",
-    "Attempt",
+    "AuthAttempt",
     "AuthKeys",
     "Authentication",
     "Grants",
@@ -115,7 +115,7 @@ class Grants:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AuthAttempt:
     """An AUTH that answers a challenge of this session in time; its signature is still to be checked."""
 
     author_id: str
@@ -175,7 +175,7 @@ class Authentication:
         self._expired, self._challenge = self._challenge, None
         return True
 
-    def begin(self, message: Auth, now: int) -> Attempt:
+    def begin(self, message: Auth, now: int) -> AuthAttempt:
         """Take an AUTH; the challenge it names cannot be answered again. Raises `InvalidMessage`."""
         expired, self._expired = self._expired, None
         if message.challenge == expired:
@@ -198,7 +198,7 @@ class Authentication:
                 message.client_msg_id,
                 ErrorCode.INVALID_SIGNATURE,
             )
-        return Attempt(
+        return AuthAttempt(
             author_id=message.author_id,
             signature=bytes.fromhex(message.signature[2:]),
             messages=self._signed_forms(challenge),
@@ -224,7 +224,7 @@ class Authentication:
         )
 
 
-def verify_attempt(attempt: Attempt, keys: AuthKeys, now: int) -> Proof:
+def verify_attempt(attempt: AuthAttempt, keys: AuthKeys, now: int) -> Proof:
     """The key that has signed. Raises `InvalidMessage` unless it is the identity's and valid now (R-277)."""
     fault: InvalidPacket | None = None
     for message in attempt.messages:

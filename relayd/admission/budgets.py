@@ -25,7 +25,7 @@ from strata.protocol.lake import DAY_SECONDS, first_of_day
 from strata.protocol.packets import Packet
 from strata.protocol.typed import trust_strength
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.store.types import LogEntry, NewPacket, TrustRow
 
 __all__ = ["BUDGETED_TYPES", "TrustAct", "TrustBudgets"]
@@ -91,10 +91,10 @@ class TrustBudgets:
         limits: Mapping[TrustAct, int],
         *,
         clock: Callable[[], int],
-        faults: Faults | None = None,
+        faults: FaultLog | None = None,
     ) -> None:
         self._log = log
-        self._faults = faults or Faults()
+        self._faults = faults or FaultLog()
         self._limits = {budget: limit for budget, limit in limits.items() if limit}
         self._clock = clock
         self._max_acts = max(_MAX_READ, 2 * sum(self._limits.values()))

@@ -12,14 +12,14 @@ from relayd import failpoints
 from relayd.admission.pipeline import Admission
 from relayd.admission.refusals import NOT_IN_TIME, NOT_STORABLE
 from relayd.admission.request import PublishRequest
-from relayd.crowds import Crowd
-from relayd.faults import Faults
+from relayd.crowds import CrowdWork
+from relayd.faults import FaultLog
 from relayd.feed.tail import Tail
 from relayd.identity.authors import DECISIVE_TYPES
 from relayd.logs import get_logger
 from relayd.metrics import Metrics
 from relayd.slices import Slices
-from relayd.store.types import Appended, Disposition, LogEntry, NewPacket, Outcome
+from relayd.store.types import Appended, AppendOutcome, Disposition, LogEntry, NewPacket
 
 __all__ = ["Commits"]
 
@@ -36,7 +36,7 @@ class Commits:
         metrics: Metrics,
         *,
         on_flush: Callable[[], None],
-        faults: Faults,
+        faults: FaultLog,
         slices: Slices,
     ) -> None:
         self._admission = admission
@@ -44,7 +44,7 @@ class Commits:
         self._metrics = metrics
         self._on_flush = on_flush
         self._faults = faults
-        self._late: Crowd[PublishRequest] = Crowd(
+        self._late: CrowdWork[PublishRequest] = CrowdWork(
             slices, lambda request: admission.failed(request, NOT_IN_TIME), faults, after=on_flush
         )
 
@@ -54,7 +54,7 @@ class Commits:
         """A batch is in the log; the commit took `seconds`. Never raises."""
         entries: list[LogEntry] = []
         for (packet, request), place in zip(batch, appended.dispositions, strict=True):
-            if place.outcome is Outcome.STORED:
+            if place.outcome is AppendOutcome.STORED:
                 # The keys are read from what admission has parsed: parsing again may take milliseconds.
                 parsed = request.packet if packet.content_type in DECISIVE_TYPES else None
                 entries.append(LogEntry(place.sequence, place.received_at, packet, parsed))
@@ -76,12 +76,12 @@ class Commits:
         if failpoints.ARMED:
             failpoints.hit("admission.answer")
         outcome, _, received_at, duplicate_of = place
-        if outcome is Outcome.STORED:
+        if outcome is AppendOutcome.STORED:
             witnessed_at = packet.witnessed_at
             self._admission.committed(
                 request, received_at if witnessed_at is None else witnessed_at, duplicate=False
             )
-        elif outcome is Outcome.DUPLICATE:
+        elif outcome is AppendOutcome.DUPLICATE:
             self._admission.committed(request, received_at, duplicate=True, duplicate_of=duplicate_of)
         else:
             _log.error("row_refused", packet_id="0x" + packet.packet_id.hex())

@@ -22,8 +22,8 @@ from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from relayd.admission.knowledge import Knowledge
 from relayd.admission.request import Lane, PublishRequest, PublishVerdict
-from relayd.crowds import Crowd
-from relayd.faults import Faults
+from relayd.crowds import CrowdWork
+from relayd.faults import FaultLog
 from relayd.identity.authors import DECISIVE_TYPES
 from relayd.slices import Slices
 
@@ -53,7 +53,7 @@ class Lanes:
         judge_held: Callable[[PublishRequest], None],
         lost: Callable[[PublishRequest, Exception], None],
         on_flush: Callable[[], None],
-        faults: Faults,
+        faults: FaultLog,
         slices: Slices,
     ) -> None:
         self._knowledge = knowledge
@@ -65,7 +65,7 @@ class Lanes:
         self._changing: dict[_Change, PublishRequest] = {}
         self._barred: dict[_Change, dict[Lane, None]] = {}
         # The lanes that wait no more: a thousand sessions may publish for an author whose keys change.
-        self._unbarred: Crowd[Lane] = Crowd(slices, self.let_out, faults, after=on_flush)
+        self._unbarred: CrowdWork[Lane] = CrowdWork(slices, self.let_out, faults, after=on_flush)
 
     def advance_from(self, request: PublishRequest) -> None:
         """Let requests leave the lane, if this one stands first. Never raises.

@@ -15,7 +15,7 @@ from strata.protocol.errors import InvalidPacket
 from relayd.admission.budgets import BUDGETED_TYPES, TrustBudgets
 from relayd.admission.refusals import UNAVAILABLE
 from relayd.admission.request import PublishRequest, PublishVerdict
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.policy import Plugins
 from relayd.store.types import StoreError
 
@@ -37,7 +37,7 @@ class LastChecks:
         done: Callable[[PublishRequest], None],
         lost: Callable[[PublishRequest, BaseException], None],
         on_flush: Callable[[], None],
-        faults: Faults,
+        faults: FaultLog,
     ) -> None:
         self._budgets = budgets
         self._plugins = plugins

@@ -17,8 +17,8 @@ from strata.protocol.errors import InvalidPacket
 from relayd.admission.gathering import Gathering
 from relayd.admission.knowledge import missing_for
 from relayd.admission.refusals import FAULT, UNAVAILABLE
-from relayd.admission.request import Publisher, PublishRequest
-from relayd.faults import Faults
+from relayd.admission.request import PublishRequest, Submitter
+from relayd.faults import FaultLog
 from relayd.identity.directory import Identities
 from relayd.slices import Slices
 from relayd.store.types import StoreError
@@ -40,7 +40,7 @@ class _InTurn:
     little, or else of the one that has used least."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Publisher, deque[PublishRequest]] = {}
+        self._waiting: dict[Submitter, deque[PublishRequest]] = {}
 
     def append(self, request: PublishRequest) -> None:
         self._waiting.setdefault(request.lane.publisher, deque()).append(request)
@@ -81,7 +81,7 @@ class Loading:
         go_on: Callable[[PublishRequest, InvalidPacket | None], None],
         lost: Callable[[PublishRequest, BaseException], None],
         on_flush: Callable[[], None],
-        faults: Faults,
+        faults: FaultLog,
         slices: Slices,
     ) -> None:
         self._identities = identities
@@ -119,10 +119,10 @@ class Loading:
 
     def _payers_of(
         self, requests: Sequence[PublishRequest]
-    ) -> tuple[dict[str, Publisher], list[PublishRequest]]:
+    ) -> tuple[dict[str, Submitter], list[PublishRequest]]:
         """Whose chains these requests need, with those who pay for the reads, and the requests that can go on
         then. Requests beyond the number of chains go back to the queue."""
-        payers: dict[str, Publisher] = {}
+        payers: dict[str, Submitter] = {}
         ready: list[PublishRequest] = []
         for request in requests:
             if request.is_ended:
@@ -139,7 +139,7 @@ class Loading:
                 ready.append(request)
         return payers, ready
 
-    async def _read(self, payers: dict[str, Publisher]) -> InvalidPacket | None:
+    async def _read(self, payers: dict[str, Submitter]) -> InvalidPacket | None:
         """Read these chains. Returns the refusal if they could not be read, else None."""
         try:
             await self._identities.load(payers, lambda did, seconds: payers[did].checked_for(seconds))

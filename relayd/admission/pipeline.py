@@ -30,7 +30,7 @@ from strata.protocol.provenance import Downgrade, ProvenanceTrust
 
 from relayd import failpoints
 from relayd.admission.budgets import TrustBudgets
-from relayd.admission.checker import Checker, is_dear
+from relayd.admission.check_runner import Checker, is_dear
 from relayd.admission.checks import to_store
 from relayd.admission.knowledge import Knowledge, missing_for
 from relayd.admission.lanes import Lanes
@@ -40,10 +40,10 @@ from relayd.admission.loading import Loading
 from relayd.admission.parsing_apart import ApartParser
 from relayd.admission.refusals import FAULT, KEYS_CHANGED, QUEUE_FULL, UNAVAILABLE
 from relayd.admission.repeats import DuplicateIndex, Repeat, Repeats, is_told_origin
-from relayd.admission.request import Publisher, PublishRequest, PublishVerdict
+from relayd.admission.request import PublishRequest, PublishVerdict, Submitter
 from relayd.admission.verify import VerifyPool
-from relayd.crowds import Crowd
-from relayd.faults import Faults
+from relayd.crowds import CrowdWork
+from relayd.faults import FaultLog
 from relayd.identity.directory import Identities
 from relayd.logs import get_logger
 from relayd.policy import Plugins, Policy
@@ -99,7 +99,7 @@ class Admission:
         verify_threads: int,
         on_verified: Callable[[float], None],
         on_flush: Callable[[], None],
-        faults: Faults,
+        faults: FaultLog,
         on_refused: Callable[[PublishRequest, InvalidPacket], None] | None = None,
         publish_timeout: float = 10.0,
         apart: ApartParser | None = None,
@@ -120,7 +120,7 @@ class Admission:
         self._on_refused = on_refused
         self._apart = apart
         self._knowledge = Knowledge(identities, clock)
-        self._held: Crowd[Publisher] = Crowd(
+        self._held: CrowdWork[Submitter] = CrowdWork(
             self._slices,
             lambda publisher: publisher.room_again(),
             faults,
@@ -219,11 +219,11 @@ class Admission:
         """Whether publishes under way hold as much memory as they may; their publishers then stop reading."""
         return self.pending_bytes >= self._limits.publish_queue_bytes
 
-    def hold(self, publisher: Publisher) -> None:
+    def hold(self, publisher: Submitter) -> None:
         """Notify this publisher once when there is room again."""
         self._held.members[publisher] = None
 
-    def release(self, publisher: Publisher) -> None:
+    def release(self, publisher: Submitter) -> None:
         """The publisher is gone: do not notify it."""
         self._held.members.pop(publisher, None)
 

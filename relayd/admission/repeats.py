@@ -19,7 +19,7 @@ from strata.protocol.provenance.origins import header_of
 
 from relayd.admission.gathering import Gathering
 from relayd.admission.request import PublishRequest
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.slices import Slices
 from relayd.store.types import StoreError
 
@@ -63,7 +63,7 @@ class Repeats:
         told: Callable[[PublishRequest, Repeat | None], None],
         lost: Callable[[PublishRequest, BaseException], None],
         on_flush: Callable[[], None],
-        faults: Faults,
+        faults: FaultLog,
         slices: Slices,
     ) -> None:
         self._log = log

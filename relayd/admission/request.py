@@ -17,7 +17,7 @@ from relayd.admission.knowledge import Known
 from relayd.admission.origin import PeerOrigin
 from relayd.store.types import PeerMark
 
-__all__ = ["Lane", "Marker", "PublishRequest", "PublishVerdict", "Publisher", "marks_of"]
+__all__ = ["Lane", "Marker", "PublishRequest", "PublishVerdict", "Submitter", "marks_of"]
 
 
 _TEXTS: Final = 5
@@ -27,7 +27,7 @@ _OBJECT_BYTES: Final = 2048
 the largest values for their bytes, thirty times."""
 
 
-class Publisher(Protocol):
+class Submitter(Protocol):
     """The publisher of a packet: one connection."""
 
     def publish_accepted(
@@ -208,7 +208,7 @@ class Lane:
     __slots__ = ("changing", "identity", "is_advancing", "marker", "publisher", "requests")
 
     def __init__(
-        self, publisher: Publisher, identity: str | None = None, marker: Marker | None = None
+        self, publisher: Submitter, identity: str | None = None, marker: Marker | None = None
     ) -> None:
         self.publisher = publisher
         self.identity = identity

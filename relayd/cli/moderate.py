@@ -22,7 +22,7 @@ from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDirInUse, Json
 from relayd.cli.places import read_places, tell_places
 from relayd.config import Settings
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_INCOMPLETE
-from relayd.moderation import Act, Ban, Kind, Ruled, check_reason, kind_of, subject_of
+from relayd.moderation import Act, Ban, Ruled, SubjectKind, check_reason, kind_of, subject_of
 
 if TYPE_CHECKING:
     from relayd.store import Store
@@ -43,7 +43,7 @@ _TOLD: Final = 78
 """The most characters of a reason in one line."""
 
 _Kind = Annotated[
-    Kind | None,
+    SubjectKind | None,
     typer.Option("--kind", help="What the subject is; needed only for media hashes and types."),
 ]
 _Reason = Annotated[
@@ -123,7 +123,7 @@ def remove(
     They need not have arrived yet. The log keeps them, so `relayd restore` brings them back.
     """
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-    wanted = _subjects(packet_ids, Kind.PACKET)
+    wanted = _subjects(packet_ids, SubjectKind.PACKET)
     _rule(settings, wanted, reason, by, lasting=lasting, json=json)
 
 
@@ -139,7 +139,7 @@ def restore(
 ) -> None:
     """Show packets again that were removed. Exit code 1 if one of them was not removed."""
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-    wanted = _subjects(packet_ids, Kind.PACKET)
+    wanted = _subjects(packet_ids, SubjectKind.PACKET)
     _rule(settings, wanted, reason, by, bans=False, json=json)
 
 
@@ -189,14 +189,14 @@ def erase(
     if places is not None:
         _erase_places(settings, places, reason, by, dry_run=dry_run, json=json)
         return
-    kind = Kind.AUTHOR if authors else Kind.PACKET
+    kind = SubjectKind.AUTHOR if authors else SubjectKind.PACKET
     wanted = [subject for _, subject in _subjects(authors or packet_ids or [], kind)]
     try:
         why, actor = check_reason(reason), actor_of(by)
     except ValueError as error:
         console.fail(EXIT_CONFIGURATION, str(error))
     done = console.run(_erase(settings, kind, wanted, why, actor))
-    absent = len(set(wanted)) - done.packets - done.spared if kind is Kind.PACKET else 0
+    absent = len(set(wanted)) - done.packets - done.spared if kind is SubjectKind.PACKET else 0
     if json:
         console.print_json({"erased": done.packets, "spared": done.spared, "absent": absent})
     else:
@@ -210,13 +210,13 @@ def erase(
             )
     if settings.archive_manifests is not None and done.packets:
         typer.echo("the lake is not erased by this: see docs/guides/moderation.md", err=True)
-    if absent or (done.spared and kind is Kind.PACKET):
+    if absent or (done.spared and kind is SubjectKind.PACKET):
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
 @rulings.command("list")
 def list_(
-    kind: Annotated[Kind | None, typer.Option("--kind", help="Only these.")] = None,
+    kind: Annotated[SubjectKind | None, typer.Option("--kind", help="Only these.")] = None,
     config: ConfigFile = None,
     database_url: DatabaseUrl = None,
     data_dir: DataDirInUse = None,
@@ -275,7 +275,7 @@ def log(
 
 def _rule(
     settings: Settings,
-    wanted: list[tuple[Kind, str]],
+    wanted: list[tuple[SubjectKind, str]],
     reason: str,
     by: str | None,
     *,
@@ -306,9 +306,10 @@ def _rule(
         console.print_json(told)
     else:
         for (kind, subject), did in zip(wanted, changed, strict=True):
-            word = _word(Act.BAN if bans else Act.UNBAN, kind)
+            unchanged = _UNCHANGED[bans, kind is SubjectKind.PACKET]
+            word = _word(Act.BAN if bans else Act.UNBAN, kind) if did else unchanged
             until = _until(expires_at) if bans else ""
-            typer.echo(f"{word if did else _UNCHANGED[bans, kind is Kind.PACKET]} {kind} {subject}{until}")
+            typer.echo(f"{word} {kind} {subject}{until}")
     if not bans and not all(changed):
         raise typer.Exit(EXIT_INCOMPLETE)
 
@@ -321,7 +322,7 @@ _UNCHANGED: Final = {
 }
 
 
-def _subjects(texts: list[str], kind: Kind | None) -> list[tuple[Kind, str]]:
+def _subjects(texts: list[str], kind: SubjectKind | None) -> list[tuple[SubjectKind, str]]:
     found = []
     try:
         for text in texts:
@@ -351,7 +352,7 @@ async def opened_store(settings: Settings) -> AsyncIterator[Store]:
         yield store
 
 
-async def _bans(settings: Settings, kind: Kind | None) -> list[Ban]:
+async def _bans(settings: Settings, kind: SubjectKind | None) -> list[Ban]:
     now, found, after = int(time.time()), list[Ban](), ("", "")
     async with opened_store(settings) as store:
         while page := await store.moderation.bans(now, kind=kind, after=after, limit=_PAGE):
@@ -360,7 +361,7 @@ async def _bans(settings: Settings, kind: Kind | None) -> list[Ban]:
     return found
 
 
-async def _erase(settings: Settings, kind: Kind, wanted: list[str], reason: str, actor: str) -> Erased:
+async def _erase(settings: Settings, kind: SubjectKind, wanted: list[str], reason: str, actor: str) -> Erased:
     from relayd.process.builder import relay_identity
     from relayd.store.erasing import Eraser
 
@@ -434,9 +435,9 @@ def _seconds(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
-def _word(act: Act | str, kind: Kind | str) -> str:
+def _word(act: Act | str, kind: SubjectKind | str) -> str:
     """What was done, in the past tense; unchanged if only a newer relayd knows it."""
-    ban, unban = ("removed", "restored") if kind is Kind.PACKET else ("banned", "unbanned")
+    ban, unban = ("removed", "restored") if kind is SubjectKind.PACKET else ("banned", "unbanned")
     words = {Act.BAN: ban, Act.UNBAN: unban, Act.EXPIRE: unban, Act.ERASE: "erased", Act.CLOSE: "closed"}
     return words[act] if isinstance(act, Act) else act
 

@@ -13,7 +13,7 @@ from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDirInUse, Json
 from relayd.cli.moderate import actor_of, opened_store, time_text
 from relayd.config import Settings
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_INCOMPLETE
-from relayd.moderation import Kind, check_reason, kind_of
+from relayd.moderation import SubjectKind, check_reason, kind_of
 from relayd.roll import OpenSession, Question, Roll
 
 __all__ = ["sessions"]
@@ -40,7 +40,8 @@ def sessions_list(
     if subject is not None and kind is None:
         console.fail(EXIT_CONFIGURATION, f"{subject} is neither a DID nor a network")
     question = Question(
-        identity=subject if kind is Kind.AUTHOR else None, network=subject if kind is Kind.NETWORK else None
+        identity=subject if kind is SubjectKind.AUTHOR else None,
+        network=subject if kind is SubjectKind.NETWORK else None,
     )
     found, silent = console.run(_all(settings, question))
     if json:

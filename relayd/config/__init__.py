@@ -6,9 +6,9 @@ from relayd.config.loading import ConfigurationError, Reloaded, load, reloaded
 from relayd.config.settings import (
     ENV_PREFIX,
     HARD_MAX_PACKET_BYTES,
-    Origin,
     Setting,
     Settings,
+    SettingSources,
     setting_table,
 )
 
@@ -16,9 +16,9 @@ __all__ = [
     "ENV_PREFIX",
     "HARD_MAX_PACKET_BYTES",
     "ConfigurationError",
-    "Origin",
     "Reloaded",
     "Setting",
+    "SettingSources",
     "Settings",
     "load",
     "reloaded",

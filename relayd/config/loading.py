@@ -23,9 +23,9 @@ from relayd.config.checks import advice, contradictions, unknown
 from relayd.config.settings import (
     ENV_PREFIX,
     HARD_MAX_PACKET_BYTES,
-    Origin,
     Setting,
     Settings,
+    SettingSources,
     setting_table,
 )
 
@@ -80,7 +80,7 @@ def load(
     if problems:
         raise ConfigurationError(problems)
     ours = {name: text for name, text in (environ or {}).items() if name.startswith(ENV_PREFIX)}
-    origin = Origin(config_file, ours, given)
+    origin = SettingSources(config_file, ours, given)
     # An operator who changes a line that is overridden would look for the effect in vain.
     ignored = tuple(
         f"{row.name} in {config_file} counts for nothing: the environment has another ({row.variable})"

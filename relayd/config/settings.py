@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 from msgspec import Meta
 from strata.protocol.fields import CONTENT_ID
 
-__all__ = ["ENV_PREFIX", "HARD_MAX_PACKET_BYTES", "Origin", "Setting", "Settings", "setting_table"]
+__all__ = ["ENV_PREFIX", "HARD_MAX_PACKET_BYTES", "Setting", "SettingSources", "Settings", "setting_table"]
 
 ENV_PREFIX = "RELAYD_"
 
@@ -36,7 +36,7 @@ _LongSeconds = Annotated[int, Meta(ge=1, le=100 * 365 * 86_400)]
 _Hashes = tuple[Annotated[str, Meta(pattern=f"^{CONTENT_ID}$")], ...]
 
 
-class Origin(NamedTuple):
+class SettingSources(NamedTuple):
     """The sources that settings were read from."""
 
     config_file: Path | None
@@ -496,7 +496,7 @@ class Settings:
 
     warnings: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     """What `load` changed or warns about; for the log, not a setting."""
-    origin: Origin | None = dataclasses.field(default=None, compare=False)
+    origin: SettingSources | None = dataclasses.field(default=None, compare=False)
     """The sources that `load` read the values from; `reloaded` reads them again."""
 
     @property

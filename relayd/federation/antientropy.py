@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import msgspec
 from strata.relays.conduct import Aspect
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.federation.comparing import (
     RECENT_SECONDS,
     Comparable,
@@ -73,7 +73,7 @@ class AntiEntropy:
         store: Store,
         table: ComparisonTable,
         metrics: Metrics,
-        faults: Faults,
+        faults: FaultLog,
         clock: Callable[[], int],
         interval: float,
         max_items: int,

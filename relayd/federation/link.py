@@ -1,7 +1,7 @@
 """Reading from one peer: a subscription to it on one side, admission on the other.
 
     upstream ══ EVENTs ══▶ stream's queue ─▶ window ─▶ admission ─▶ writer: packets and cursor, one commit
-                              `Link`       `Intake`    `Judging`    `Marking`
+                              `PeerLink`       `Intake`    `Judging`    `Marking`
 
 The client library provides the connection: it stays connected, proves this relay's identity, pages through
 history and goes over to live events, and resumes by cursor after every cut. Packets are taken raw. A full
@@ -32,7 +32,7 @@ from relayd.federation.selection import options_for, query_for
 from relayd.logs import get_logger
 from relayd.store.peers import PeerPlace
 
-__all__ = ["Link"]
+__all__ = ["PeerLink"]
 
 _log = get_logger("relayd.federation")
 
@@ -41,7 +41,7 @@ _AT_ONCE = 64
 """The number of packets taken before other tasks of the relay get their turn."""
 
 
-class Link:
+class PeerLink:
     """Reading from one peer, until `run` is cancelled or raises `LinkEnded`. Its packets share one lane."""
 
     def __init__(self, peer: Upstream, peer_id: int, fence: int, place: PeerPlace, parts: LinkParts) -> None:

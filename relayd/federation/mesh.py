@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["DOWN_SECONDS", "Mesh", "Reading"]
+__all__ = ["DOWN_SECONDS", "Mesh", "PeerReading"]
 
 DOWN_SECONDS = 30.0
 _UNNOTICED_SECONDS = 60.0
@@ -33,7 +33,7 @@ _CHECKPOINTS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PeerReading:
     """The request to a peer. `from_cursor` counts only if `rewinds` is set."""
 
     not_via: tuple[str, ...]
@@ -83,7 +83,7 @@ class Mesh:
         peer.silent_since = min(peer.silent_since, now)
         peer.doubtful_since = min(peer.doubtful_since, now - _UNNOTICED_SECONDS)
 
-    def read(self, did: str, now: float) -> Reading:
+    def read(self, did: str, now: float) -> PeerReading:
         """The request for this peer now. The caller makes it, or keeps its present request if that is the
         same: see `is_due`."""
         peer = self._peers[did]
@@ -92,12 +92,12 @@ class Mesh:
         peer.left_out = wanted
         not_via = (self._own_id, *sorted(wanted))
         if not returned:
-            return Reading(not_via)
+            return PeerReading(not_via)
         since = min(self._peers[other].doubtful_since for other in returned)
         cursor = _standing_at(peer, since)
         # What was read after that place is read again, so no later checkpoint may be returned to.
         peer.checkpoints = deque([each for each in peer.checkpoints if each[0] <= since] or [(now, cursor)])
-        return Reading(not_via, True, cursor)
+        return PeerReading(not_via, True, cursor)
 
     def is_due(self, did: str, now: float) -> bool:
         """Whether `read` would return another request than the last time."""

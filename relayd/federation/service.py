@@ -19,11 +19,11 @@ from strata.relays.conduct import Aspect
 from strata.relays.reconciling import PeerSession
 
 from relayd.admission.pipeline import Admission
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.federation.antientropy import DIFFERENCES, AntiEntropy
 from relayd.federation.comparing import MOST_SKIPS
 from relayd.federation.intake import PeerVerdict
-from relayd.federation.link import Link
+from relayd.federation.link import PeerLink
 from relayd.federation.link_parts import LinkEnded, LinkParts, LinkReports
 from relayd.federation.mesh import Mesh
 from relayd.federation.peers_file import Upstream
@@ -60,7 +60,7 @@ class Federation:
         store: Store,
         admission: Admission,
         metrics: Metrics,
-        faults: Faults,
+        faults: FaultLog,
         clock: Callable[[], int],
         max_backfill_seconds: int,
         reconcile_interval: float,
@@ -90,7 +90,7 @@ class Federation:
         for peer in peers:
             for name in DIFFERENCES:  # Prometheus sees no growth in a counter that begins above zero
                 metrics.peer_differences.labels(peer.relay_id, name)
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, PeerLink] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._standings = Standings()
         self._kept: set[int] = set()
@@ -164,7 +164,7 @@ class Federation:
         if link is not None:
             await self._tell(row, link)
 
-    async def _tell(self, row: PeerRow, link: Link) -> None:
+    async def _tell(self, row: PeerRow, link: PeerLink) -> None:
         """Record the state of a link; if the link has ended, `_keep` records why."""
         problem = None if link.problem is None else link.problem[:MOST_PROBLEM]
         if link.is_connected:
@@ -174,7 +174,7 @@ class Federation:
             await self._table.report(row.peer_id, "disconnected", problem, self._clock())
 
     def _measure(
-        self, peer: Upstream, row: PeerRow, link: Link | None, *, is_barred: bool, is_connected: bool
+        self, peer: Upstream, row: PeerRow, link: PeerLink | None, *, is_barred: bool, is_connected: bool
     ) -> None:
         metrics, did = self._metrics, peer.relay_id
         metrics.peer_barred.labels(did).set(is_barred)
@@ -245,7 +245,7 @@ class Federation:
             max_backfill_seconds=self._max_backfill_seconds,
             told=self._reports(peer, peer_id),
         )
-        link = self._links[peer_id] = Link(peer, peer_id, fence, place, parts)
+        link = self._links[peer_id] = PeerLink(peer, peer_id, fence, place, parts)
         self._connects[peer_id] = (0, 0)
         try:
             await link.run()
@@ -303,7 +303,7 @@ class Federation:
     ) -> None:
         self._standings.note(peer_id, kind, self._clock(), good, bad, value)
 
-    def _note_connects(self, peer_id: int, link: Link) -> None:
+    def _note_connects(self, peer_id: int, link: PeerLink) -> None:
         counts = link.statistics
         before = self._connects[peer_id]
         made, failed = now = (counts.connections, counts.connections_failed + counts.connections_lost)

@@ -19,7 +19,7 @@ from relayd.cursor import CursorCodec
 from relayd.feed.events import Form, annotated_tail, event_frames, event_tail
 from relayd.feed.filters import CompiledFilter
 from relayd.feed.interest import InterestIndex
-from relayd.feed.subscription import Phase, Subscription
+from relayd.feed.subscription import FeedPhase, FeedSubscription
 from relayd.store.declined import covers
 from relayd.store.types import Declined, LogEntry
 
@@ -39,7 +39,7 @@ class Sink(Protocol):
         It returns False if the outbound queue is full; nothing was taken then.
         """
 
-    def fell_behind(self, subscription: Subscription) -> None:
+    def fell_behind(self, subscription: FeedSubscription) -> None:
         """This subscription has left the live feed and must read on from the store."""
 
 
@@ -95,8 +95,8 @@ class Fanout:
         self.declined = Declined()
         self._cursors = cursors
         self._on_fault = on_fault
-        self._index: InterestIndex[Subscription] = InterestIndex()
-        self._sinks: dict[Subscription, Sink] = {}
+        self._index: InterestIndex[FeedSubscription] = InterestIndex()
+        self._sinks: dict[FeedSubscription, Sink] = {}
         # The newest entries, oldest first, and the position before the first of them.
         self._recent: deque[LogEntry] = deque()
         self._recent_bytes = 0
@@ -105,14 +105,14 @@ class Fanout:
     def __len__(self) -> int:
         return len(self._sinks)
 
-    def join(self, subscription: Subscription, sink: Sink) -> None:
+    def join(self, subscription: FeedSubscription, sink: Sink) -> None:
         """Make a subscription live; it must have delivered everything up to `position`."""
-        if subscription.phase is not Phase.LIVE or subscription.position != self.position:
+        if subscription.phase is not FeedPhase.LIVE or subscription.position != self.position:
             raise RuntimeError("a subscription may go live only where the feed stands")
         self._sinks[subscription] = sink
         self._index.add(subscription, subscription.filter)
 
-    def leave(self, subscription: Subscription) -> None:
+    def leave(self, subscription: FeedSubscription) -> None:
         """Take a subscription out; a subscription that is not live changes nothing."""
         if self._sinks.pop(subscription, None) is not None:
             self._index.discard(subscription, subscription.filter)
@@ -158,7 +158,7 @@ class Fanout:
         """
         before = self.position
         delivered = 0
-        behind: list[Subscription] = []
+        behind: list[FeedSubscription] = []
         for filter_members, tails in self._matches(entries, now):
             delivered += self._deliver(filter_members, tails, behind)
         self.position = entries[-1].sequence
@@ -175,8 +175,8 @@ class Fanout:
 
     def _matches(
         self, entries: Sequence[LogEntry], now: int
-    ) -> Iterable[tuple[Iterable[Subscription], list[_Tail]]]:
-        wanted: dict[CompiledFilter, tuple[Iterable[Subscription], list[_Tail]]] = {}
+    ) -> Iterable[tuple[Iterable[FeedSubscription], list[_Tail]]]:
+        wanted: dict[CompiledFilter, tuple[Iterable[FeedSubscription], list[_Tail]]] = {}
         declined = self.declined if self.declined else None
         for entry in entries:
             expires_at = entry.packet.expires_at
@@ -191,7 +191,7 @@ class Fanout:
         return wanted.values()
 
     def _deliver(
-        self, members: Iterable[Subscription], tails: list[_Tail], behind: list[Subscription]
+        self, members: Iterable[FeedSubscription], tails: list[_Tail], behind: list[FeedSubscription]
     ) -> int:
         # Subscriptions with the same id and the same kind of tail receive the very same bytes.
         halves: dict[tuple[bool, bool], list[bytes]] = {}

@@ -16,12 +16,12 @@ from typing import Generic, TypeVar
 from relayd.feed.filters import CompiledFilter
 from relayd.store.types import LogEntry
 
-__all__ = ["Group", "InterestIndex"]
+__all__ = ["FilterGroup", "InterestIndex"]
 
 S = TypeVar("S", bound=Hashable)
 
 
-class Group(Generic[S]):
+class FilterGroup(Generic[S]):
     """The live subscriptions that share one filter, in the order they joined."""
 
     __slots__ = ("filter", "members")
@@ -35,11 +35,11 @@ class InterestIndex(Generic[S]):
     """The index of the live subscriptions that may want a packet."""
 
     def __init__(self) -> None:
-        self._groups: dict[CompiledFilter, Group[S]] = {}
-        self._by_packet_id: dict[bytes, dict[Group[S], None]] = {}
-        self._by_author: dict[str, dict[Group[S], None]] = {}
-        self._by_type: dict[str, dict[Group[S], None]] = {}
-        self._everything: dict[Group[S], None] = {}
+        self._groups: dict[CompiledFilter, FilterGroup[S]] = {}
+        self._by_packet_id: dict[bytes, dict[FilterGroup[S], None]] = {}
+        self._by_author: dict[str, dict[FilterGroup[S], None]] = {}
+        self._by_type: dict[str, dict[FilterGroup[S], None]] = {}
+        self._everything: dict[FilterGroup[S], None] = {}
 
     def __len__(self) -> int:
         return sum(len(group.members) for group in self._groups.values())
@@ -48,7 +48,7 @@ class InterestIndex(Generic[S]):
         """File a subscription; adding it twice changes nothing."""
         group = self._groups.get(filter)
         if group is None:
-            group = self._groups[filter] = Group(filter)
+            group = self._groups[filter] = FilterGroup(filter)
             self._file(group)
         group.members[subscription] = None
 
@@ -62,7 +62,7 @@ class InterestIndex(Generic[S]):
             del self._groups[filter]
             self._unfile(group)
 
-    def candidates(self, entry: LogEntry) -> Iterator[Group[S]]:
+    def candidates(self, entry: LogEntry) -> Iterator[FilterGroup[S]]:
         """The groups whose filter matches this packet, each once."""
         packet = entry.packet
         # A group stands on only one kind of shelf, and at most once on each shelf of that kind, so no packet
@@ -78,7 +78,7 @@ class InterestIndex(Generic[S]):
                     if group.filter.matches(entry):
                         yield group
 
-    def _file(self, group: Group[S]) -> None:
+    def _file(self, group: FilterGroup[S]) -> None:
         filter = group.filter
         if filter.packet_ids:
             _put(group, self._by_packet_id, filter.packet_ids)
@@ -89,7 +89,7 @@ class InterestIndex(Generic[S]):
         else:
             self._everything[group] = None
 
-    def _unfile(self, group: Group[S]) -> None:
+    def _unfile(self, group: FilterGroup[S]) -> None:
         filter = group.filter
         if filter.packet_ids:
             _take(group, self._by_packet_id, filter.packet_ids)
@@ -107,7 +107,7 @@ K = TypeVar("K", bound=Hashable)
 # One pass each: a filter may have a thousand values, and come and go with every message.
 
 
-def _put(group: Group[S], shelves: dict[K, dict[Group[S], None]], keys: Iterable[K]) -> None:
+def _put(group: FilterGroup[S], shelves: dict[K, dict[FilterGroup[S], None]], keys: Iterable[K]) -> None:
     for key in keys:
         shelf = shelves.get(key)
         if shelf is None:
@@ -116,7 +116,7 @@ def _put(group: Group[S], shelves: dict[K, dict[Group[S], None]], keys: Iterable
             shelf[group] = None
 
 
-def _take(group: Group[S], shelves: dict[K, dict[Group[S], None]], keys: Iterable[K]) -> None:
+def _take(group: FilterGroup[S], shelves: dict[K, dict[FilterGroup[S], None]], keys: Iterable[K]) -> None:
     """Take the group off its shelves, and remove shelves that are then empty."""
     for key in keys:
         shelf = shelves.get(key)

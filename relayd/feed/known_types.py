@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from strata.protocol.lake import HASHED
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.logs import get_logger, problem_of
 from relayd.pauses import Pauses
 from relayd.store.types import LogEntry, LogQuery, StoreError
@@ -43,9 +43,9 @@ class LogOfTypes(Protocol):
 class KnownTypes:
     """The types of the log up to the feed's position, once all pages have been read."""
 
-    def __init__(self, log: LogOfTypes, faults: Faults | None = None) -> None:
+    def __init__(self, log: LogOfTypes, faults: FaultLog | None = None) -> None:
         self._log = log
-        self._faults = faults or Faults()
+        self._faults = faults or FaultLog()
         self._types: set[str] = set()
         self._is_complete = self._is_given_up = False
         self._learning: asyncio.Task[None] | None = None

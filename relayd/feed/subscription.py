@@ -29,10 +29,10 @@ from relayd.feed.filters import CompiledFilter
 from relayd.lineage import Mark
 from relayd.store.types import LogEntry, LogQuery, StoredPacket
 
-__all__ = ["Phase", "Read", "Subscription", "SubscriptionRequest"]
+__all__ = ["FeedPhase", "FeedSubscription", "Read", "SubscriptionRequest"]
 
 
-class Phase(enum.Enum):
+class FeedPhase(enum.Enum):
     """The source of a subscription's packets."""
 
     HISTORY = "history"
@@ -71,7 +71,7 @@ class Read:
     limit: int
 
 
-class Subscription:
+class FeedSubscription:
     """The state of one open subscription."""
 
     __slots__ = (
@@ -107,7 +107,7 @@ class Subscription:
         self.filter = request.filter
         self.head = event_head(request.subscription_id)
         self.signed = request.signed
-        self.phase = Phase.HISTORY
+        self.phase = FeedPhase.HISTORY
         self.position = 0
         # A cursor on a live EVENT would lead past history that is still outstanding (R-160).
         self.live_cursors = False
@@ -125,7 +125,7 @@ class Subscription:
     @property
     def client_msg_id(self) -> str | None:
         """The id that names the SUBSCRIBE in its answer; None once its history is done and answered."""
-        return self._request.client_msg_id if self.phase is Phase.HISTORY else None
+        return self._request.client_msg_id if self.phase is FeedPhase.HISTORY else None
 
     def good_cursor(self, sequence: int) -> str:
         """A cursor at this place, for a reader whose own cursor comes from a log that was lost."""
@@ -136,7 +136,7 @@ class Subscription:
         self._snapshot = snapshot
         self.position = snapshot if self._live_from is None else min(snapshot, self._live_from)
 
-    def take_over(self, replaced: Subscription) -> None:
+    def take_over(self, replaced: FeedSubscription) -> None:
         """Begin the live part where the replaced subscription left it, if nothing else would deliver it.
 
         A descending walk moves away from the head of the log, so a packet stored between its pages arrives
@@ -148,7 +148,7 @@ class Subscription:
             self._live_from = None if left_at is None else max(left_at, self._cursor)
             self._knows_newer = replaced._knows_newer and self._goes_on_from(replaced, self._cursor)
 
-    def _goes_on_from(self, replaced: Subscription, cursor: int) -> bool:
+    def _goes_on_from(self, replaced: FeedSubscription, cursor: int) -> bool:
         """Whether a walk back has passed all that this one asks for and that is newer than `cursor`."""
         mine, theirs = self._request, replaced._request
         if theirs.ascending or (mine.filter, mine.until) != (theirs.filter, theirs.until):
@@ -159,12 +159,12 @@ class Subscription:
 
     def close(self) -> None:
         """End the subscription; nothing more is read or delivered."""
-        self.phase = Phase.CLOSED
+        self.phase = FeedPhase.CLOSED
 
     def leave_live(self, position: int) -> None:
         """The feed could not deliver beyond `position`: read on from the store."""
         self.position = position
-        self.phase = Phase.CATCHING_UP
+        self.phase = FeedPhase.CATCHING_UP
 
     def next_read(self, head: int, page_rows: int) -> Read | None:
         """What to read now, or None if everything up to `head` has been delivered.
@@ -172,12 +172,12 @@ class Subscription:
         `head` is the position of the live feed. None means that the subscription may go live, in the same
         step, and that its phase is LIVE from here on.
         """
-        if self.phase is Phase.HISTORY:
+        if self.phase is FeedPhase.HISTORY:
             return self._history_read(page_rows)
         if self.position < head:
             query = self.filter.query(after=self.position, up_to=head)
             return Read(query, page_rows)
-        self.phase = Phase.LIVE
+        self.phase = FeedPhase.LIVE
         return None
 
     def _history_read(self, page_rows: int) -> Read:
@@ -208,9 +208,9 @@ class Subscription:
         `exhausted` says that the store has no further row for this query, and `reached` how far the store has
         searched, if that is beyond the last row; `form` is the relay's.
         """
-        if self.phase is Phase.HISTORY:
+        if self.phase is FeedPhase.HISTORY:
             return self._history_rows(rows, exhausted, form, reached)
-        if self.phase is not Phase.CATCHING_UP:
+        if self.phase is not FeedPhase.CATCHING_UP:
             return b"", 0
         if rows:
             self.position = rows[-1].sequence
@@ -247,7 +247,7 @@ class Subscription:
         frames = self._frames(rows, form, with_cursor=True)
         if cut or exhausted:
             self.live_cursors = not cut and self._knows_newer
-            self.phase = Phase.CATCHING_UP
+            self.phase = FeedPhase.CATCHING_UP
             if self._request.history_marker:
                 frames += self._marker(complete=not cut)
         return frames, len(rows)
@@ -268,7 +268,7 @@ class Subscription:
 
     def _frames(self, rows: Sequence[StoredPacket], form: Form, *, with_cursor: bool) -> bytes:
         # Live packets move forward, and so do their cursors, whichever way the history ran.
-        ascending = self._request.ascending or self.phase is not Phase.HISTORY
+        ascending = self._request.ascending or self.phase is not FeedPhase.HISTORY
         cursors = self._cursors if with_cursor else None
         return row_frames(
             self.head, rows, cursors, ascending=ascending, form="signed" if self.signed else form

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from relayd import failpoints
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.feed.fanout import Fanout
 from relayd.logs import get_logger, problem_of
 from relayd.pauses import Pauses
@@ -65,7 +65,7 @@ class Tail:
         on_dispatch: Callable[[int], None],
         on_entries: Callable[[Sequence[LogEntry]], None] = lambda entries: None,
         is_dear: Callable[[LogEntry], bool] = lambda entry: False,
-        faults: Faults | None = None,
+        faults: FaultLog | None = None,
     ) -> None:
         self._fanout = fanout
         self._store = store
@@ -80,7 +80,7 @@ class Tail:
         """How often `read_again` was called."""
         self._rows = _TAIL_ROWS
         """The most rows of a read: few after one in vain, or one erasure after another would end them all."""
-        self._faults = faults or Faults()
+        self._faults = faults or FaultLog()
         self._piece_length = _FIRST_PIECE
         self._target = fanout.position
         self._behind_since: float | None = None

@@ -23,7 +23,7 @@ from strata.protocol.ids import base58_decode, is_did
 from strata.protocol.keys import KeyChain, KeyState
 from strata.protocol.packets import Packet
 
-from relayd.identity.bootstrap import Bootstrap
+from relayd.identity.bootstrap import BootstrapContents
 from relayd.identity.directory import Identities
 from relayd.responses import JSON, Response, error_response, json_response, kept_for
 from relayd.store.declined import covers
@@ -45,7 +45,7 @@ class IdentityApi:
     def __init__(
         self,
         identities: Identities,
-        bootstrap: Bootstrap,
+        bootstrap: BootstrapContents,
         *,
         by_key: Callable[[bytes], Awaitable[StoredPacket | None]],
         declined: Callable[[], Declined],

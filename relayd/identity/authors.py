@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.identity.names import Names
 from relayd.logs import get_logger, problem_of
 from relayd.pauses import Pauses
@@ -44,7 +44,7 @@ class LogOfAuthors(Protocol):
 class Authors:
     """The DIDs about which the log says anything, or the operator does: `special`."""
 
-    def __init__(self, log: LogOfAuthors, special: Iterable[str], faults: Faults) -> None:
+    def __init__(self, log: LogOfAuthors, special: Iterable[str], faults: FaultLog) -> None:
         self._log = log
         self._faults = faults
         self._special = Names(special)

@@ -33,13 +33,13 @@ from strata.protocol.provenance.evidence import EvidenceVerifier
 from relayd.config import ConfigurationError, Settings
 from relayd.identity.origins import EvidenceFile, load_verifiers, read_roots, read_verifiers
 
-__all__ = ["Bootstrap", "effective_clock_skew", "key_rules", "read_bootstrap", "trust_of"]
+__all__ = ["BootstrapContents", "effective_clock_skew", "key_rules", "read_bootstrap", "trust_of"]
 
 _MAX_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Bootstrap:
+class BootstrapContents:
     """The contents of the file; the default stands for no file."""
 
     documents: Mapping[str, tuple[DidDocument, ...]] = field(default_factory=dict)
@@ -66,10 +66,10 @@ class _File(msgspec.Struct):
     evidence: EvidenceFile = msgspec.field(default_factory=EvidenceFile)
 
 
-def read_bootstrap(path: Path | None) -> Bootstrap:
+def read_bootstrap(path: Path | None) -> BootstrapContents:
     """Read the file. Raises `ConfigurationError` with all problems of the file."""
     if path is None:
-        return Bootstrap()
+        return BootstrapContents()
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_BYTES + 1)
@@ -82,7 +82,7 @@ def read_bootstrap(path: Path | None) -> Bootstrap:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError([f"{path}: {error}"]) from None
     problems = [_unknown(name) for name in members if name not in _File.__struct_fields__]
-    bootstrap = Bootstrap(
+    bootstrap = BootstrapContents(
         documents=_documents(decoded.did_documents, problems),
         keys=_keys(decoded.keys, problems),
         clock_skew_seconds=decoded.clock_skew_seconds,
@@ -95,14 +95,14 @@ def read_bootstrap(path: Path | None) -> Bootstrap:
     return bootstrap
 
 
-def effective_clock_skew(setting: int, bootstrap: Bootstrap) -> int:
+def effective_clock_skew(setting: int, bootstrap: BootstrapContents) -> int:
     """The clock skew in use, in seconds: the file's value takes precedence over the setting's (R-064)."""
     return allowed_clock_skew(
         setting if bootstrap.clock_skew_seconds is None else bootstrap.clock_skew_seconds
     )
 
 
-def key_rules(settings: Settings, bootstrap: Bootstrap) -> KeyRules:
+def key_rules(settings: Settings, bootstrap: BootstrapContents) -> KeyRules:
     """This relay's rules for the validity of keys."""
     return KeyRules(
         clock_skew_seconds=effective_clock_skew(settings.clock_skew_seconds, bootstrap),
@@ -110,7 +110,7 @@ def key_rules(settings: Settings, bootstrap: Bootstrap) -> KeyRules:
     )
 
 
-def trust_of(settings: Settings, bootstrap: Bootstrap) -> ProvenanceTrust:
+def trust_of(settings: Settings, bootstrap: BootstrapContents) -> ProvenanceTrust:
     """The roots and verifiers that this relay trusts. Raises `ConfigurationError` if a plug-in is missing."""
     return ProvenanceTrust(
         model_roots=bootstrap.model_roots,

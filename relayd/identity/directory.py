@@ -31,9 +31,9 @@ from strata.protocol.packets import Packet
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from relayd import failpoints
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.identity.authors import DECISIVE_TYPES, Authors, LogOfAuthors
-from relayd.identity.bootstrap import Bootstrap
+from relayd.identity.bootstrap import BootstrapContents
 from relayd.identity.kept import Kept
 from relayd.identity.outlines import OBJECT_BYTES, outlined, weight_of
 from relayd.identity.turns import ReadingTurns
@@ -116,19 +116,19 @@ class Identities:
     def __init__(
         self,
         log: LogOfIdentities,
-        bootstrap: Bootstrap,
+        bootstrap: BootstrapContents,
         rules: KeyRules,
         *,
         on_change: Callable[[str, bytes], None] = lambda author, digest: None,
         max_chain_bytes: int = _CHAINS_BYTES,
-        faults: Faults | None = None,
+        faults: FaultLog | None = None,
     ) -> None:
         self.generation = 0
         self.rules = rules
         self._log = log
         self._bootstrap = bootstrap
         self._on_change = on_change
-        self._faults = faults or Faults()
+        self._faults = faults or FaultLog()
         # The first events of a DID often arrive together, and each is judged by how the chain began.
         self._genesis = functools.lru_cache(_REMEMBERED_BEGINNINGS)(
             functools.partial(KeyChain.genesis, rules=rules)

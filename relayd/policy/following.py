@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.logs import get_logger, problem_of
 from relayd.moderation import NOTHING_READ, Ban, Bans, LastRuling, RulingsRead
 from relayd.store.types import StoreError
@@ -43,7 +43,7 @@ class BanFollower:
         clock: Callable[[], int],
         on_change: Callable[[bool], None],
         on_close: Callable[[list[str]], None] = lambda sessions: None,
-        faults: Faults,
+        faults: FaultLog,
     ) -> None:
         self.bans = Bans()
         self._rulings = rulings

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 from relayd.logs import get_logger
 from relayd.slices import Slices
 
-__all__ = ["Listener", "NewConnection", "bind"]
+__all__ = ["Acceptor", "NewConnection", "bind"]
 
 _log = get_logger("relayd.accepting")
 
@@ -97,7 +97,7 @@ def _bound(found: Iterable[tuple[Any, ...]], reuse_port: bool) -> list[socket.so
         return listening
 
 
-class Listener:
+class Acceptor:
     """Accepts on one listening socket until `close`. `connect` makes the connection of each socket.
 
     With `takes_plain` and `tls`, a client that begins without TLS is served too.

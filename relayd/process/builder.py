@@ -27,16 +27,16 @@ from relayd.admission.pipeline import Admission
 from relayd.admission.request import PublishRequest, marks_of
 from relayd.config import Settings
 from relayd.cursor import CursorCodec
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.feed.fanout import Fanout
 from relayd.feed.known_types import KnownTypes
 from relayd.feed.tail import Tail
 from relayd.identity.authors import DECISIVE_TYPES
-from relayd.identity.bootstrap import Bootstrap, key_rules
+from relayd.identity.bootstrap import BootstrapContents, key_rules
 from relayd.identity.directory import Identities
 from relayd.metrics import Metrics, Tally
 from relayd.policy import Plugins, Policy, apply_policy
-from relayd.relay import Relay
+from relayd.relay import RunningRelay
 from relayd.sessions.registry import Registry
 from relayd.slices import Slices
 from relayd.store import Store, Writer
@@ -62,14 +62,14 @@ def build_relay(
     metrics: Metrics,
     *,
     head: int,
-    bootstrap: Bootstrap = Bootstrap(),  # noqa: B008 - immutable
+    bootstrap: BootstrapContents = BootstrapContents(),  # noqa: B008 - immutable
     trust: ProvenanceTrust = ProvenanceTrust(),  # noqa: B008 - immutable
     plugins: Plugins | None = None,
     clock: Callable[[], int] = lambda: int(time.time()),
     peers: Mapping[str, int] | None = None,
     target: TracesTarget | None = None,
     book: Book | None = None,
-) -> Relay:
+) -> RunningRelay:
     """Put a relay together on the running loop. `head` is the log's last sequence, `peers` maps the relays
     that this one has read from to their numbers, and `target` is where traces go. Without a target, no part
     on the way of a packet deals with traces. `book` is for processes whose peers are charged to the same
@@ -78,7 +78,7 @@ def build_relay(
     Nothing runs yet: the caller runs `writer` and `tail`, opens `identities` and `types`, and closes both and
     `admission`.
     """
-    faults = Faults(lambda place: metrics.faults[place].inc())
+    faults = FaultLog(lambda place: metrics.faults[place].inc())
     slices = Slices(faults)
     tally, registry = Tally(), Registry(faults, slices)
     cursors = CursorCodec(store.secrets.cursor_key, store.known)
@@ -168,7 +168,7 @@ def build_relay(
         marks=marks_of,
         faults=faults,
     )
-    relay = Relay(
+    relay = RunningRelay(
         relay_id=relay_identity(settings, store).did,
         settings=settings,
         limits=_session_limits(settings, peers or {}),

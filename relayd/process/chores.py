@@ -10,7 +10,7 @@ from typing import Final
 
 from relayd.access.memory import MemoryCeiling, Pressure
 from relayd.config import Settings
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.logs import get_logger, problem_of
 from relayd.metrics import Metrics
 from relayd.process.memory import default_limit, give_back, resident_bytes
@@ -68,7 +68,7 @@ async def watch_memory(settings: Settings, registry: Registry, metrics: Metrics)
         look()
 
 
-async def maintain(settings: Settings, store: Store, faults: Faults) -> None:
+async def maintain(settings: Settings, store: Store, faults: FaultLog) -> None:
     """Create and drop partitions of the log."""
     # Comparing days with the archive takes a while, so the first round runs here and not at the start.
     await asyncio.sleep(0 if settings.retention_requires_archive else _MAINTENANCE_INTERVAL)

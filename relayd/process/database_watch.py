@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.logs import get_logger, problem_of
 from relayd.store.types import StoreError
 
@@ -23,7 +23,7 @@ that answers late still serves, and may be on a busy machine."""
 async def watch_database(
     ping: Callable[[], Awaitable[None]],
     found: Callable[[bool], None],
-    faults: Faults,
+    faults: FaultLog,
     *,
     interval: float = _INTERVAL,
     longest_silence: float = _LONGEST_SILENCE,

@@ -8,7 +8,7 @@ from typing import Final
 from relayd import failpoints
 from relayd.config import Settings
 from relayd.logs import get_logger
-from relayd.relay import Relay
+from relayd.relay import RunningRelay
 from relayd.sessions.registry import Registry
 
 __all__ = ["drain"]
@@ -21,7 +21,7 @@ _CLOSED_PER_SECOND: Final = 100
 _CLOSE_TIMEOUT: Final = 5.0
 
 
-async def drain(relay: Relay, settings: Settings) -> None:
+async def drain(relay: RunningRelay, settings: Settings) -> None:
     """Close every connection, some at a time.
 
     A connection whose turn has come is no longer read, and is closed half a second later. The last wave

@@ -13,7 +13,7 @@ from typing import Final
 
 from relayd.access.gate import Access
 from relayd.config import Settings
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.logs import get_logger
 from relayd.metrics import Metrics
 from relayd.store.sizes import Sizes
@@ -43,7 +43,7 @@ class Gauges:
         self,
         metrics: Metrics,
         access: Access,
-        faults: Faults,
+        faults: FaultLog,
         *,
         settings: Callable[[], Settings],
         sizes: Callable[[], Awaitable[Sizes]],

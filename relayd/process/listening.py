@@ -9,9 +9,9 @@ from collections.abc import Callable
 from relayd.http.api import MetricsApi
 from relayd.http.scrapes import Scrapes
 from relayd.logs import get_logger
-from relayd.process.accepting import Listener, bind
+from relayd.process.accepting import Acceptor, bind
 from relayd.process.files import room_for_sockets
-from relayd.relay import Relay
+from relayd.relay import RunningRelay
 from relayd.sessions.connection import Connection
 from relayd.sessions.http_requests import HttpResponder
 
@@ -30,12 +30,12 @@ class Ports:
     `shared` is the port that several workers listen on; a single process takes the port of the settings.
     """
 
-    def __init__(self, relay: Relay, chosen: dict[str, int], shared: int | None) -> None:
+    def __init__(self, relay: RunningRelay, chosen: dict[str, int], shared: int | None) -> None:
         self._settings = relay.settings
         self._relay = relay
         self._chosen = chosen
         self._shared = shared
-        self._listeners: list[Listener] = []
+        self._listeners: list[Acceptor] = []
         self.ws_url = ""
 
     def open(
@@ -97,7 +97,7 @@ class Ports:
                 raise PortTaken(f"port {port} on {host} is taken; choose another with --port") from None
             raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
         listeners = [
-            Listener(
+            Acceptor(
                 each,
                 connection,
                 tls=tls,

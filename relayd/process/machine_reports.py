@@ -18,7 +18,7 @@ import msgspec
 
 from relayd.access.machines import Machines
 from relayd.config import Settings
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.process.neighbours import Neighbourhood
 
 __all__ = ["MachineReports", "machines_of"]
@@ -42,7 +42,7 @@ def machines_of(settings: Settings, place: Neighbourhood | None) -> Machines | N
 class MachineReports:
     """Reports by `tell` what was taken here, and takes in the reports of others."""
 
-    def __init__(self, machines: Machines, tell: Callable[[bytes], None], faults: Faults) -> None:
+    def __init__(self, machines: Machines, tell: Callable[[bytes], None], faults: FaultLog) -> None:
         self._machines = machines
         self._tell = tell
         self._faults = faults

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from relayd.access.ledger import Ledger
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.logs import get_logger, problem_of
 
 __all__ = ["Neighbourhood", "Neighbours"]
@@ -44,7 +44,7 @@ class Neighbourhood(NamedTuple):
 class Neighbours:
     """Reports what this worker's peers take, and hears what the peers of others take."""
 
-    def __init__(self, place: Neighbourhood, ledger: Ledger, faults: Faults) -> None:
+    def __init__(self, place: Neighbourhood, ledger: Ledger, faults: FaultLog) -> None:
         self._place = place
         self._ledger = ledger
         self._faults = faults

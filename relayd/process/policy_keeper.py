@@ -9,7 +9,7 @@ from relayd.config import Settings
 from relayd.logs import get_logger, problem_of
 from relayd.moderation import Bans
 from relayd.policy import BanFollower, Policy, apply_policy
-from relayd.relay import Relay
+from relayd.relay import RunningRelay
 from relayd.sessions.registry import OpenSocket
 from relayd.store.types import AbuseEntry, StoreError
 
@@ -21,7 +21,7 @@ _log = get_logger("relayd.server")
 class PolicyKeeper:
     """Follows bans and abuse reports in the database; `settings` returns the current settings."""
 
-    def __init__(self, relay: Relay, settings: Callable[[], Settings]) -> None:
+    def __init__(self, relay: RunningRelay, settings: Callable[[], Settings]) -> None:
         self._relay = relay
         self._settings = settings
         self._abuse: list[AbuseEntry] = []

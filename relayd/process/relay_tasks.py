@@ -24,7 +24,7 @@ from relayd.http.console import WebConsole
 from relayd.http.identities import IdentityApi
 from relayd.http.manifest import build_manifest
 from relayd.http.scrapes import Scrapes
-from relayd.identity.bootstrap import Bootstrap
+from relayd.identity.bootstrap import BootstrapContents
 from relayd.logs import get_logger, problem_of
 from relayd.moderation import Bans
 from relayd.process.chores import GuardKeeper, maintain, sweep, watch_memory
@@ -38,7 +38,7 @@ from relayd.process.neighbours import Neighbourhood, Neighbours
 from relayd.process.policy_keeper import PolicyKeeper
 from relayd.process.reloading import read_again, report
 from relayd.process.roll_keeper import RollKeeper
-from relayd.relay import Relay
+from relayd.relay import RunningRelay
 from relayd.store.guard import Guard
 from relayd.tls import ServerTls, TlsError
 
@@ -95,11 +95,11 @@ class Serving:
 
     def __init__(
         self,
-        relay: Relay,
+        relay: RunningRelay,
         current: CurrentSettings,
         *,
         tls: ServerTls | None,
-        bootstrap: Bootstrap,
+        bootstrap: BootstrapContents,
         guard: Guard,
         ports: dict[str, int],
         post: Post | None,

@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from relayd.logs import get_logger, problem_of
-from relayd.relay import Relay
-from relayd.roll import Question, Selection, parts_of
+from relayd.relay import RunningRelay
+from relayd.roll import Question, SessionSelection, parts_of
 from relayd.sessions.registry import OpenSocket
 from relayd.store.types import StoreError
 
@@ -24,7 +24,7 @@ _MOST_WAITING: Final = 8
 class RollKeeper:
     """Takes questions as they arrive and answers them one by one."""
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: RunningRelay) -> None:
         self._relay = relay
         self._questions: asyncio.Queue[Question] = asyncio.Queue(_MOST_WAITING)
 
@@ -49,7 +49,7 @@ class RollKeeper:
                 self._relay.faults.caught("background", error)
 
     async def _answer(self, question: Question) -> None:
-        roll, registry, selection = self._relay.store.roll, self._relay.registry, Selection(question)
+        roll, registry, selection = self._relay.store.roll, self._relay.registry, SessionSelection(question)
         looked = asyncio.Event()
 
         def look(socket: OpenSocket) -> None:

@@ -31,7 +31,7 @@ from relayd.process.builder import build_relay, relay_identity
 from relayd.process.machine_reports import MachineReports, machines_of
 from relayd.process.neighbours import Neighbours
 from relayd.process.relay_tasks import Announce, CurrentSettings, Post, Serving
-from relayd.relay import Relay
+from relayd.relay import RunningRelay
 from relayd.store import Store
 from relayd.store.guard import Guard
 from relayd.store.types import StoreError
@@ -264,7 +264,7 @@ async def _open_store(settings: Settings, database_url: str, metrics: Metrics) -
 
 
 def _federation(
-    relay: Relay, upstreams: Sequence[Upstream], numbers: dict[str, int], url: str, identity: Identity
+    relay: RunningRelay, upstreams: Sequence[Upstream], numbers: dict[str, int], url: str, identity: Identity
 ) -> Federation | None:
     """The part that reads from other relays; None if there are none to read from."""
     if not upstreams:

@@ -30,7 +30,7 @@ from typing import Any, Final
 import uvloop
 
 from relayd import failpoints, logs
-from relayd.config import ConfigurationError, Origin, Settings, setting_table
+from relayd.config import ConfigurationError, Settings, SettingSources, setting_table
 from relayd.database import database
 from relayd.logs import get_logger
 from relayd.metrics import SupervisorMetrics, forget_process, share_between_processes
@@ -399,7 +399,7 @@ def _work(
 ) -> None:
     """The child process. Arguments that a parent of an earlier release does not pass have a default."""
     known = {name: value for name, value in values.items() if name in setting_table()}
-    settings = Settings(**known, origin=None if origin is None else Origin(*origin))
+    settings = Settings(**known, origin=None if origin is None else SettingSources(*origin))
     logs.configure(settings.log_format, settings.log_level)
     if failpoints.ARMED:
         failpoints.hit("workers.start")

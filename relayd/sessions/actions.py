@@ -21,19 +21,19 @@ from dataclasses import dataclass
 from strata.protocol.errors import ErrorCode
 from strata.protocol.wire import Auth, Moderate, Reconcile
 
-from relayd.feed.subscription import Subscription
+from relayd.feed.subscription import FeedSubscription
 
 __all__ = [
     "Action",
-    "Answer",
+    "AuthAccepted",
     "AuthReceived",
     "AuthRefusal",
     "AuthRefused",
-    "Authenticated",
     "CloseConnection",
     "ModerationReceived",
     "PublishReceived",
     "ReconcileReceived",
+    "Reply",
     "SubscriptionClosed",
     "SubscriptionOpened",
     "UnknownUnsubscribe",
@@ -52,15 +52,15 @@ class PublishReceived:
 class SubscriptionOpened:
     """A new subscription, and the open subscription with the same id that it replaces."""
 
-    subscription: Subscription
-    replaced: Subscription | None
+    subscription: FeedSubscription
+    replaced: FeedSubscription | None
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionClosed:
     """The client ended this subscription."""
 
-    subscription: Subscription
+    subscription: FeedSubscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class ReconcileReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """A message to send now; `code` is the code of the ERROR that it holds.
 
     `limited` names the limit that was reached. `request` is the type of the message that is refused, or
@@ -124,15 +124,15 @@ class CloseConnection:
 
 
 @dataclass(frozen=True, slots=True)
-class Authenticated:
+class AuthAccepted:
     """The session is authenticated: send the AUTH_OK, and end the subscriptions it may no longer have."""
 
     payload: bytes
-    ended: Iterator[tuple[Subscription, bytes]]
+    ended: Iterator[tuple[FeedSubscription, bytes]]
     """Yields each subscription that ends, with the ERROR that reports it. Taking it from here ends it."""
 
 
-AuthRefusal = AuthRefused | Answer | CloseConnection
+AuthRefusal = AuthRefused | Reply | CloseConnection
 Action = (
     PublishReceived
     | SubscriptionOpened
@@ -141,6 +141,6 @@ Action = (
     | AuthReceived
     | ModerationReceived
     | ReconcileReceived
-    | Answer
+    | Reply
     | CloseConnection
 )

@@ -25,15 +25,15 @@ from strata.protocol.keys import KeyChain, Use
 from strata.protocol.wire import Auth, encode
 
 from relayd import failpoints
-from relayd.access.auth import CHALLENGE_BYTES, Attempt, Proof, verify_attempt
+from relayd.access.auth import CHALLENGE_BYTES, AuthAttempt, Proof, verify_attempt
 from relayd.access.gate import Visitor
 from relayd.frames import text_frame
-from relayd.relay import Relay
+from relayd.relay import RunningRelay
 from relayd.sessions.actions import (
-    Answer,
-    Authenticated,
+    AuthAccepted,
     AuthRefused,
     CloseConnection,
+    Reply,
 )
 from relayd.sessions.answers import error_payload
 from relayd.sessions.session import Session
@@ -59,7 +59,7 @@ class AuthenticatingPeer(Protocol):
     def failed(self, place: str, error: Exception, reason: str, client_msg_id: str | None = None) -> None:
         """Report a fault of ours on a message to the peer, and end the connection."""
 
-    async def authenticated(self, outcome: Authenticated) -> None:
+    async def authenticated(self, outcome: AuthAccepted) -> None:
         """The session now speaks for another identity. Cancel this only if the connection has ended."""
 
     def regranted(self) -> None:
@@ -91,7 +91,7 @@ class AuthExchange:
 
     def __init__(
         self,
-        relay: Relay,
+        relay: RunningRelay,
         connection: AuthenticatingPeer,
         socket: WebSocket,
         session: Session,
@@ -222,7 +222,7 @@ class AuthExchange:
     def receive(self, message: Auth, now: float) -> None:
         """Take an AUTH. The connection is suspended while the AUTH's signature is checked."""
         begun = self._session.begin_auth(message, now, self._relay.clock())
-        if isinstance(begun, Attempt):
+        if isinstance(begun, AuthAttempt):
             self._socket.suspend()
             self._task = asyncio.create_task(self._run(begun), name=f"auth-{self._connection.id}")
         else:
@@ -235,11 +235,11 @@ class AuthExchange:
                 task.cancel()
         self._task = self._review = None
 
-    async def _run(self, attempt: Attempt) -> None:
+    async def _run(self, attempt: AuthAttempt) -> None:
         """Report the outcome to the peer in every case: the connection is suspended until then."""
         try:
             outcome = await self._outcome(attempt)
-            if isinstance(outcome, Authenticated):
+            if isinstance(outcome, AuthAccepted):
                 self._relay.metrics.auths["ok"].inc()
                 await self._connection.authenticated(outcome)
                 self._task = None
@@ -252,7 +252,7 @@ class AuthExchange:
             reason = "internal error; authenticate again"
             self._connection.failed("auth", error, reason, attempt.client_msg_id)
 
-    async def _outcome(self, attempt: Attempt) -> Authenticated | AuthRefused | CloseConnection:
+    async def _outcome(self, attempt: AuthAttempt) -> AuthAccepted | AuthRefused | CloseConnection:
         relay = self._relay
         try:
             if failpoints.ARMED:
@@ -278,7 +278,7 @@ class AuthExchange:
         relay.access.authenticated(self._visitor, attempt.author_id, time.monotonic())
         return self._session.authenticated(attempt, capabilities)
 
-    def _apply(self, outcome: Answer | AuthRefused | CloseConnection) -> None:
+    def _apply(self, outcome: Reply | AuthRefused | CloseConnection) -> None:
         metrics = self._relay.metrics
         metrics.auths[outcome.code].inc()
         self._connection.answer(outcome.payload, outcome.code)
@@ -287,7 +287,7 @@ class AuthExchange:
                 self.challenge()
             case CloseConnection():
                 self._socket.close(outcome.close_code, outcome.reason, outcome.cause)
-            case Answer():
+            case Reply():
                 metrics.rate_limited["auth"].inc()
 
 
@@ -300,7 +300,7 @@ def _banned(client_msg_id: str | None) -> InvalidMessage:
     )
 
 
-def _unavailable(attempt: Attempt) -> AuthRefused:
+def _unavailable(attempt: AuthAttempt) -> AuthRefused:
     error = InvalidMessage(
         "the identity could not be looked up now; authenticate again",
         code=ErrorCode.INTERNAL_ERROR,

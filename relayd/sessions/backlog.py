@@ -21,13 +21,13 @@ from strata.protocol.errors import ErrorCode
 
 from relayd import failpoints
 from relayd.feed.fanout import Sink
-from relayd.feed.subscription import Phase, Read, Subscription
-from relayd.relay import Relay
+from relayd.feed.subscription import FeedPhase, FeedSubscription, Read
+from relayd.relay import RunningRelay
 from relayd.sessions.answers import lost_place_payload, read_failure_payload
 from relayd.sessions.websocket import WebSocket
 from relayd.store.connection import Payer
 from relayd.store.queries import CANDIDATES
-from relayd.store.types import Declined, Page, StoreTimeout, StoreUnavailable
+from relayd.store.types import Declined, LogPage, StoreTimeout, StoreUnavailable
 
 __all__ = ["Backlog", "StoreReader"]
 
@@ -40,7 +40,7 @@ _PIECE_SECONDS: Final = 0.0005
 """How long a page may occupy one turn of the loop, in seconds; the piece begun last may exceed it."""
 _PIECE_ROWS, _PIECE_BYTES = 50, 64 * 1024
 """Rows and bytes of a piece; a piece becomes frames in a fraction of a millisecond."""
-_NOTHING: Final = Page([], exhausted=True)
+_NOTHING: Final = LogPage([], exhausted=True)
 _RETRY_SECONDS: Final = (0.05, 2.0)
 
 
@@ -67,28 +67,28 @@ class StoreReader(Sink, Protocol):
     def answer(self, payload: bytes, code: ErrorCode) -> None:
         """Queue an ERROR."""
 
-    def end_subscription(self, subscription: Subscription) -> None:
+    def end_subscription(self, subscription: FeedSubscription) -> None:
         """End a subscription that cannot be served."""
 
 
 class Backlog:
     """The subscriptions of a connection that read from the store."""
 
-    def __init__(self, relay: Relay, connection: StoreReader, socket: WebSocket) -> None:
+    def __init__(self, relay: RunningRelay, connection: StoreReader, socket: WebSocket) -> None:
         self._relay = relay
         self._traces = relay.read_traces
         self._connection = connection
         self._socket = socket
-        self._behind: dict[Subscription, None] = {}
+        self._behind: dict[FeedSubscription, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._page_rows = _PAGE_ROWS
-        self._late: set[Subscription] = set()
+        self._late: set[FeedSubscription] = set()
         """The subscriptions whose last read took too long."""
         self._pause = _RETRY_SECONDS[0]
         self.held_bytes = 0
         """Bytes of a page that was read and is not sent yet."""
 
-    def add(self, subscription: Subscription) -> None:
+    def add(self, subscription: FeedSubscription) -> None:
         """Serve this subscription until it is live or closed."""
         if subscription not in self._behind:
             self._behind[subscription] = None
@@ -98,7 +98,7 @@ class Backlog:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"backlog-{self._connection.id}")
 
-    def discard(self, subscription: Subscription) -> None:
+    def discard(self, subscription: FeedSubscription) -> None:
         """Stop serving this subscription; a read under way for it is dropped when it returns."""
         self._late.discard(subscription)
         if subscription in self._behind:
@@ -165,7 +165,7 @@ class Backlog:
         if self._relay.slices.is_over(place):
             await self._relay.slices.next(place)
 
-    async def _step(self, subscription: Subscription) -> None:
+    async def _step(self, subscription: FeedSubscription) -> None:
         """Read and send one page, or go live."""
         relay, fanout = self._relay, self._relay.fanout
         if not subscription.started:
@@ -176,7 +176,7 @@ class Backlog:
             if await self._is_lost(subscription) or subscription not in self._behind:
                 return
             subscription.start(fanout.position)
-        if subscription.phase is Phase.CATCHING_UP and self._from_memory(subscription):
+        if subscription.phase is FeedPhase.CATCHING_UP and self._from_memory(subscription):
             return
         page_rows = _FEWEST_ROWS if subscription in self._late else self._page_rows
         read = subscription.next_read(fanout.position, page_rows)
@@ -185,7 +185,7 @@ class Backlog:
             return
         await self._read_page(subscription, read, page_rows)
 
-    async def _is_lost(self, subscription: Subscription) -> bool:
+    async def _is_lost(self, subscription: FeedSubscription) -> bool:
         """Whether its cursor is of a place that the log does not have; if so, end it with an ERROR (R-157).
 
         The log's head, and the terms with it, have just been read from the primary.
@@ -206,7 +206,7 @@ class Backlog:
             self._socket.outbox.flush()
         return True
 
-    async def _read_page(self, subscription: Subscription, read: Read, page_rows: int) -> None:
+    async def _read_page(self, subscription: FeedSubscription, read: Read, page_rows: int) -> None:
         relay = self._relay
         if failpoints.ARMED:
             await failpoints.reached("sessions.page")
@@ -235,7 +235,9 @@ class Backlog:
         if self._traces is not None:
             self._traces.read(subscription, page, started, sent_bytes)
 
-    async def _send_page(self, subscription: Subscription, read: Read, page: Page, declined: Declined) -> int:
+    async def _send_page(
+        self, subscription: FeedSubscription, read: Read, page: LogPage, declined: Declined
+    ) -> int:
         """Queue the page, piece by piece as the turns of the loop have time; return the bytes of its frames.
 
         Pages arrive as the database delivers them, several in one turn, and each takes milliseconds. If more
@@ -260,7 +262,9 @@ class Backlog:
             self._socket.outbox.flush()
         return sent_bytes
 
-    def _queue_rows(self, subscription: Subscription, read: Read, page: Page, first: int, end: int) -> int:
+    def _queue_rows(
+        self, subscription: FeedSubscription, read: Read, page: LogPage, first: int, end: int
+    ) -> int:
         """Queue these rows of a page. What the page says of its end applies to its last row."""
         is_last = end == len(page.rows)
         frames, events = subscription.rows_read(
@@ -274,7 +278,7 @@ class Backlog:
         self._queue(frames, events)
         return len(frames)
 
-    def _from_memory(self, subscription: Subscription) -> bool:
+    def _from_memory(self, subscription: FeedSubscription) -> bool:
         """Close the last gap from the feed's memory, so that a busy log cannot outrun a read."""
         entries = self._relay.fanout.recent_after(subscription.position)
         if entries is None:
@@ -286,7 +290,7 @@ class Backlog:
         self._go_live(subscription)
         return True
 
-    def _go_live(self, subscription: Subscription) -> None:
+    def _go_live(self, subscription: FeedSubscription) -> None:
         del self._behind[subscription]
         self._relay.metrics.subscriptions_behind.dec()
         if self._traces is not None:
@@ -298,7 +302,7 @@ class Backlog:
             self._relay.metrics.events_sent["store"].inc(events)
             self._socket.outbox.queue(frames)
 
-    def _give_up(self, subscription: Subscription) -> None:
+    def _give_up(self, subscription: FeedSubscription) -> None:
         """A read took too long: try once more from the same place, with a page that examines fewer rows. If
         that fails too, end the subscription with an ERROR."""
         self._relay.metrics.store_reads["timeout"].inc()

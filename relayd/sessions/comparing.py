@@ -23,7 +23,7 @@ from strata.protocol.wire import Error, Reconcile, Reconciled, encode
 from relayd.access.auth import REPLICATE
 from relayd.frames import text_frame
 from relayd.item_sets import TooManyItems, gather, in_thread
-from relayd.relay import Relay
+from relayd.relay import RunningRelay
 from relayd.sessions.answers import error_payload, missing_payload
 from relayd.sessions.session import Session
 from relayd.sessions.websocket import WebSocket
@@ -78,7 +78,7 @@ class Comparer:
         "_task",
     )
 
-    def __init__(self, relay: Relay, connection: _Peer, socket: WebSocket, session: Session) -> None:
+    def __init__(self, relay: RunningRelay, connection: _Peer, socket: WebSocket, session: Session) -> None:
         self._relay = relay
         self._connection = connection
         self._session = session

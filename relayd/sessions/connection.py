@@ -1,7 +1,7 @@
 """One client connection: it acts on the peer's messages and queues the answers.
 
 Decisions live elsewhere: `Access` admits visitors, `Session` interprets messages, `Admission` judges packets,
-`Subscription` chooses reads. A `WebSocket` moves the bytes. Three rules are kept here:
+`FeedSubscription` chooses reads. A `WebSocket` moves the bytes. Three rules are kept here:
 
 - A connection whose outbound queue is full takes no live delivery: its subscriptions read on from the store.
 - A peer with `max_pending_publishes` unanswered publishes is not read from until half are answered.
@@ -29,21 +29,21 @@ from relayd.access.limits import Quota, purse
 from relayd.access.memory import Pressure
 from relayd.access.refusals import Refusals
 from relayd.admission.request import Lane, PublishRequest
-from relayd.feed.subscription import Phase, Subscription
+from relayd.feed.subscription import FeedPhase, FeedSubscription
 from relayd.frames import text_frame
 from relayd.logs import get_logger
 from relayd.metrics import OTHER
-from relayd.relay import Relay
+from relayd.relay import RunningRelay
 from relayd.roll import OpenSession, session_id
 from relayd.sessions.actions import (
     Action,
-    Answer,
-    Authenticated,
+    AuthAccepted,
     AuthReceived,
     CloseConnection,
     ModerationReceived,
     PublishReceived,
     ReconcileReceived,
+    Reply,
     SubscriptionClosed,
     SubscriptionOpened,
     UnknownUnsubscribe,
@@ -121,7 +121,7 @@ class Connection:
         "socket",
     )
 
-    def __init__(self, relay: Relay, responder: HttpResponder, path: str | None) -> None:
+    def __init__(self, relay: RunningRelay, responder: HttpResponder, path: str | None) -> None:
         self.id = next(_numbers)
         """The connection's number in the logs of this process."""
         self.socket = WebSocket(relay, self)
@@ -246,7 +246,7 @@ class Connection:
         if self._session.subscriptions:
             self._let_go(self._session.end())
 
-    def _let_go(self, subscriptions: list[Subscription]) -> None:
+    def _let_go(self, subscriptions: list[FeedSubscription]) -> None:
         """Forget as many subscriptions as the loop has time for, the rest later: there may be thousands."""
         count = len(subscriptions)
         while subscriptions:
@@ -404,7 +404,7 @@ class Connection:
             case ReconcileReceived():
                 metrics.messages_received["RECONCILE"].inc()
                 self._comparer.receive(action.message)
-            case Answer():
+            case Reply():
                 self._refuse(action)
             case CloseConnection():
                 metrics.messages_received[OTHER].inc()  # frames that are not messages
@@ -415,7 +415,7 @@ class Connection:
                 if self._is_one_too_many(ErrorCode.INVALID_SCHEMA):
                     self._close_refused()
 
-    def _refuse(self, refusal: Answer) -> None:
+    def _refuse(self, refusal: Reply) -> None:
         metrics = self._relay.metrics
         metrics.messages_received[refusal.request or OTHER].inc()
         if refusal.request == "PUBLISH":  # it does not get as far as admission
@@ -455,7 +455,7 @@ class Connection:
 
     # Called by AUTHs.
 
-    async def authenticated(self, outcome: Authenticated) -> None:
+    async def authenticated(self, outcome: AuthAccepted) -> None:
         """The session now speaks for another identity: update the limits and the open subscriptions.
 
         AUTH_OK is queued once all lost subscriptions have ended: none of their EVENTs may follow it (R-283).
@@ -477,7 +477,7 @@ class Connection:
         self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
         self._end(self._session.regrant(self._relay.access.grants))
 
-    def _end(self, ended: Iterator[tuple[Subscription, bytes]]) -> None:
+    def _end(self, ended: Iterator[tuple[FeedSubscription, bytes]]) -> None:
         """End as many of these subscriptions as there is time for; the others stay open until their turn."""
         for subscription, payload in ended:
             self._close_subscription(subscription)
@@ -551,7 +551,7 @@ class Connection:
 
     # Subscriptions: called by the fan-out and the backlog.
 
-    def fell_behind(self, subscription: Subscription) -> None:
+    def fell_behind(self, subscription: FeedSubscription) -> None:
         if self.deliver is not _to_nobody:
             self._backlog.add(subscription)
 
@@ -579,21 +579,21 @@ class Connection:
         if self._session.backfill_budget is not None:
             self._session.backfill_budget.spend(sent_bytes, time.monotonic())
 
-    def end_subscription(self, subscription: Subscription) -> None:
+    def end_subscription(self, subscription: FeedSubscription) -> None:
         """End a subscription that cannot be served."""
         self._session.drop(subscription)
         self._close_subscription(subscription)
 
-    def _open(self, subscription: Subscription, replaced: Subscription | None) -> None:
+    def _open(self, subscription: FeedSubscription, replaced: FeedSubscription | None) -> None:
         if replaced is not None:
             self._close_subscription(replaced)
             subscription.take_over(replaced)
         self._relay.metrics.subscriptions.inc()
         self._backlog.add(subscription)
 
-    def _close_subscription(self, subscription: Subscription) -> None:
+    def _close_subscription(self, subscription: FeedSubscription) -> None:
         fanout = self._relay.fanout
-        if subscription.phase is Phase.LIVE:
+        if subscription.phase is FeedPhase.LIVE:
             # Everything that the feed has passed on is already in the outbox.
             subscription.leave_live(fanout.position)
             fanout.leave(subscription)

@@ -15,8 +15,8 @@ from strata.protocol.errors import ErrorCode, InvalidMessage
 from strata.protocol.wire import Moderate, Moderated, encode
 
 from relayd.frames import text_frame
-from relayd.moderation import Ban, ClosedSession, Kind, Ruled, check_reason, subject_of
-from relayd.relay import Relay
+from relayd.moderation import Ban, ClosedSession, Ruled, SubjectKind, check_reason, subject_of
+from relayd.relay import RunningRelay
 from relayd.roll import MAX_SESSIONS, Question, session_id
 from relayd.sessions.answers import error_payload
 from relayd.sessions.session import Session
@@ -45,7 +45,7 @@ class Desk:
 
     __slots__ = ("_connection", "_relay", "_session", "_socket", "_task")
 
-    def __init__(self, relay: Relay, connection: _Peer, socket: WebSocket, session: Session) -> None:
+    def __init__(self, relay: RunningRelay, connection: _Peer, socket: WebSocket, session: Session) -> None:
         self._relay = relay
         self._connection = connection
         self._socket = socket
@@ -101,7 +101,7 @@ class Desk:
         if message.kind is None or message.subject is None:
             raise _refused(message, "kind and subject are needed")
         try:
-            kind = Kind(message.kind)
+            kind = SubjectKind(message.kind)
             subject = subject_of(kind, message.subject)
             reason = check_reason(message.reason or "")
         except ValueError as error:
@@ -124,7 +124,7 @@ class Desk:
                 raise _refused(message, "after is no `next` of a list") from None
             if "\x00" in "".join(after):  # JSON may write it as an escape
                 raise _refused(message, _NUL)
-        kind = None if message.kind is None else Kind(message.kind)
+        kind = None if message.kind is None else SubjectKind(message.kind)
         found = await self._relay.store.moderation.bans(
             self._relay.clock(), kind=kind, after=after, limit=limit
         )

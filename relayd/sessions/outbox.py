@@ -15,7 +15,7 @@ from typing import Final, cast
 from relayd import failpoints
 from relayd.metrics import Tally
 
-__all__ = ["Outbox"]
+__all__ = ["SocketOutbox"]
 
 _WITHDRAWAL_TIMEOUT: Final = 1.0
 """How long withdrawn bytes may still take to leave, in seconds."""
@@ -25,7 +25,7 @@ that nobody can ask how much waits in it, and stops once 64 KiB wait there. Writ
 no reader takes would look as if it had left."""
 
 
-class Outbox:
+class SocketOutbox:
     """The bytes for one peer; calls `wants_flush` at the first frame of a step, to be written at its end."""
 
     __slots__ = (
@@ -44,7 +44,7 @@ class Outbox:
         "transport",
     )
 
-    def __init__(self, limit: int, tally: Tally, wants_flush: Callable[[Outbox], None]) -> None:
+    def __init__(self, limit: int, tally: Tally, wants_flush: Callable[[SocketOutbox], None]) -> None:
         # What each delivery needs is held here rather than looked up: it runs once for each subscriber.
         self._limit = limit
         self._tally = tally

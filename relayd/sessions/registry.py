@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Final, Protocol
 
 from relayd.access.memory import HOLDS_MUCH, Pressure, dearest
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.roll import OpenSession
 from relayd.slices import SLICE_SECONDS, Slices
 
@@ -79,8 +79,8 @@ class Registry:
     An action on many sockets is spread over turns of the loop, each as long as `slices` allows.
     """
 
-    def __init__(self, faults: Faults | None = None, slices: Slices | None = None) -> None:
-        self._faults = faults or Faults()
+    def __init__(self, faults: FaultLog | None = None, slices: Slices | None = None) -> None:
+        self._faults = faults or FaultLog()
         self._slices = slices or Slices(self._faults)
         self.sockets: set[OpenSocket] = set()
         self.draining = False

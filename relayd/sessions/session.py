@@ -27,17 +27,16 @@ from strata.protocol.wire import (
     decode_client_message,
 )
 
-from relayd.access.auth import OPERATE, PUBLISH, REPLICATE, SUBSCRIBE, Attempt, Authentication, Grants
+from relayd.access.auth import OPERATE, PUBLISH, REPLICATE, SUBSCRIBE, AuthAttempt, Authentication, Grants
 from relayd.access.limits import Budget, Excess, Purse, Quota, SessionLimits, purse
 from relayd.cursor import CursorCodec, InvalidCursor
 from relayd.feed.filters import compile_filter
 from relayd.feed.profiles import UNSUPPORTED_PROFILE, of_profile
-from relayd.feed.subscription import Subscription, SubscriptionRequest
+from relayd.feed.subscription import FeedSubscription, SubscriptionRequest
 from relayd.lineage import Mark
 from relayd.sessions.actions import (
     Action,
-    Answer,
-    Authenticated,
+    AuthAccepted,
     AuthReceived,
     AuthRefusal,
     AuthRefused,
@@ -45,6 +44,7 @@ from relayd.sessions.actions import (
     ModerationReceived,
     PublishReceived,
     ReconcileReceived,
+    Reply,
     SubscriptionClosed,
     SubscriptionOpened,
     UnknownUnsubscribe,
@@ -94,7 +94,7 @@ class Session:
     def __init__(
         self, limits: SessionLimits, cursors: CursorCodec, authentication: Authentication, grants: Grants
     ) -> None:
-        self.subscriptions: dict[str, Subscription] = {}
+        self.subscriptions: dict[str, FeedSubscription] = {}
         self._filter_bytes = 0  # of all subscriptions
         self.authentication = authentication
         self._limits = limits
@@ -140,8 +140,8 @@ class Session:
         try:
             action = self._act(message, now)
         except InvalidMessage as error:
-            action = Answer(error_payload(error), error.code)
-        if isinstance(action, Answer):  # a refusal, counted among the messages of its type
+            action = Reply(error_payload(error), error.code)
+        if isinstance(action, Reply):  # a refusal, counted among the messages of its type
             return replace(action, request=str(message.__struct_config__.tag))
         return action
 
@@ -162,8 +162,8 @@ class Session:
             return self._reconcile(message, now)
         return AuthReceived(message)
 
-    def begin_auth(self, message: Auth, now: float, unix_now: int) -> Attempt | AuthRefusal:
-        """Take an AUTH. After an `Attempt`, handle nothing more of this peer until `authenticated` or
+    def begin_auth(self, message: Auth, now: float, unix_now: int) -> AuthAttempt | AuthRefusal:
+        """Take an AUTH. After an `AuthAttempt`, handle nothing more of this peer until `authenticated` or
         `auth_failed` has been called, so that later messages meet the outcome."""
         budget = self._auth_budget
         if budget is not None and not budget.take(now):
@@ -173,15 +173,15 @@ class Session:
         except InvalidMessage as error:
             return self.auth_failed(error)
 
-    def authenticated(self, attempt: Attempt, capabilities: Sequence[str]) -> Authenticated:
+    def authenticated(self, attempt: AuthAttempt, capabilities: Sequence[str]) -> AuthAccepted:
         """The attempt's signature is good: identity and capabilities change in this one step (R-283)."""
         self.authentication.succeeded(attempt.author_id)
         self._stated = frozenset(capabilities)
         self._allow(self._stated)
         message = auth_ok_payload(attempt.author_id, capabilities, attempt.client_msg_id)
-        return Authenticated(message, self._end_what_is_lost())
+        return AuthAccepted(message, self._end_what_is_lost())
 
-    def regrant(self, grants: Grants) -> Iterator[tuple[Subscription, bytes]]:
+    def regrant(self, grants: Grants) -> Iterator[tuple[FeedSubscription, bytes]]:
         """Apply changed settings. Returns the subscriptions that end, each with the ERROR that reports it; a
         subscription ends when it is taken from the iterator.
 
@@ -194,7 +194,7 @@ class Session:
             self._allow(self._stated & grants.of(self.identity))
         return self._end_what_is_lost()
 
-    def _end_what_is_lost(self) -> Iterator[tuple[Subscription, bytes]]:
+    def _end_what_is_lost(self) -> Iterator[tuple[FeedSubscription, bytes]]:
         """One at a time, because there may be thousands; a subscription not yet reached stays open."""
         for subscription in list(self.subscriptions.values()):
             if self.subscriptions.get(subscription.subscription_id) is not subscription:
@@ -218,20 +218,20 @@ class Session:
             InvalidMessage("messages are text frames, not binary ones", detail="binary_frame"), now
         )
 
-    def drop(self, subscription: Subscription) -> None:
+    def drop(self, subscription: FeedSubscription) -> None:
         """Forget a subscription that the relay ended."""
         if self.subscriptions.get(subscription.subscription_id) is subscription:
             del self.subscriptions[subscription.subscription_id]
             self._filter_bytes -= subscription.filter.kept_bytes
 
-    def end(self) -> list[Subscription]:
+    def end(self) -> list[FeedSubscription]:
         """End the session: nothing more is taken or sent. Returns the subscriptions that were open."""
         ended = list(self.subscriptions.values())
         self.subscriptions = {}
         self._filter_bytes = 0
         return ended
 
-    def _publish(self, message: Publish, now: float) -> PublishReceived | Answer:
+    def _publish(self, message: Publish, now: float) -> PublishReceived | Reply:
         if not self._may_publish:
             return _missing(PUBLISH, message.client_msg_id)
         if self.is_short_of_memory:
@@ -256,17 +256,17 @@ class Session:
         replaced = self.subscriptions.get(request.subscription_id)
         if replaced is None and len(self.subscriptions) >= self._limits.max_subscriptions:
             payload = too_many_payload(self._limits.max_subscriptions, *ids)
-            return Answer(payload, ErrorCode.RATE_LIMITED)
+            return Reply(payload, ErrorCode.RATE_LIMITED)
         others = self._filter_bytes - (replaced.filter.kept_bytes if replaced is not None else 0)
         if others + request.filter.kept_bytes > self._limits.max_filter_bytes:
             payload = filters_too_large_payload(self._limits.max_filter_bytes, *ids)
-            return Answer(payload, ErrorCode.RATE_LIMITED)
-        subscription = Subscription(request, self._cursors)
+            return Reply(payload, ErrorCode.RATE_LIMITED)
+        subscription = FeedSubscription(request, self._cursors)
         self.subscriptions[request.subscription_id] = subscription
         self._filter_bytes = others + request.filter.kept_bytes
         return SubscriptionOpened(subscription, replaced)
 
-    def _moderate(self, message: Moderate) -> ModerationReceived | Answer:
+    def _moderate(self, message: Moderate) -> ModerationReceived | Reply:
         if self._may_operate:
             return ModerationReceived(message)
         if self._has_operators:
@@ -277,7 +277,7 @@ class Session:
             client_msg_id=message.client_msg_id,
         )
 
-    def _reconcile(self, message: Reconcile, now: float) -> ReconcileReceived | Answer:
+    def _reconcile(self, message: Reconcile, now: float) -> ReconcileReceived | Reply:
         if not self._replicates:
             return _missing(REPLICATE, message.client_msg_id)
         refusal = None
@@ -285,7 +285,7 @@ class Session:
             refusal = self._pay_for_reading(now, message.client_msg_id)
         return refusal or ReconcileReceived(message)
 
-    def _pay_for_reading(self, now: float, *ids: str | None) -> Answer | None:
+    def _pay_for_reading(self, now: float, *ids: str | None) -> Reply | None:
         """Charge the beginning of a read of the log. Returns the refusal if the budget does not allow it."""
         budget = self._subscribe_budget
         if budget is not None and not budget.take(now):
@@ -337,7 +337,7 @@ class Session:
         self._replicates = REPLICATE in capabilities
         self._may_operate = OPERATE in capabilities
 
-    def _lost(self, subscription: Subscription) -> str | None:
+    def _lost(self, subscription: FeedSubscription) -> str | None:
         """The capability that this subscription needs and the session no longer has."""
         if not self._may_subscribe:
             return SUBSCRIBE
@@ -347,7 +347,7 @@ class Session:
         payload = error_payload(error)
         if error.detail == "malformed_json" and self._is_flood(now):
             return CloseConnection(payload, error.code, 1008, "too many malformed frames")
-        return Answer(payload, error.code)
+        return Reply(payload, error.code)
 
     def _is_flood(self, now: float) -> bool:
         """Whether this malformed frame is one too many within the window (R-132)."""
@@ -358,9 +358,9 @@ class Session:
         return len(times) > self._limits.malformed_limit
 
 
-def _missing(capability: str, *ids: str | None) -> Answer:
-    return Answer(missing_payload(capability, *ids), ErrorCode.UNAUTHENTICATED)
+def _missing(capability: str, *ids: str | None) -> Reply:
+    return Reply(missing_payload(capability, *ids), ErrorCode.UNAUTHENTICATED)
 
 
-def _limited(limit: str, excess: Excess, *ids: str | None) -> Answer:
-    return Answer(limited_payload(limit, excess, *ids), ErrorCode.RATE_LIMITED, limit)
+def _limited(limit: str, excess: Excess, *ids: str | None) -> Reply:
+    return Reply(limited_payload(limit, excess, *ids), ErrorCode.RATE_LIMITED, limit)

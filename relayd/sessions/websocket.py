@@ -3,7 +3,7 @@
 The library's `ServerProtocol` decides which frames are legal, `Liveness` whether a peer is still there, and
 `Parting` how long a socket that is about to end still has. This shell moves bytes and applies pressure:
 
-- Bytes for the peer collect in an `Outbox`. While the outbox is paused, nothing more is read from the peer.
+- Bytes for the peer collect in a `SocketOutbox`. While it is paused, nothing more is read from the peer.
 - A peer that takes no byte for `slow_consumer_timeout` is closed with 1013, and aborted if even the close
   does not get through (R-170). Pings find half-open sockets (R-130).
 - `suspend` keeps the peer's next messages waiting until `resume`, and stops reading.
@@ -31,13 +31,13 @@ from websockets.server import ServerProtocol
 
 from relayd.access.gate import Turnaway
 from relayd.access.limits import Budget
-from relayd.frames import FrameReader, text_frame
-from relayd.relay import Relay
+from relayd.frames import FrameSplitter, text_frame
+from relayd.relay import RunningRelay
 from relayd.roll import OpenSession
 from relayd.sessions.answers import frame_too_large_payload
 from relayd.sessions.http_requests import rejection
 from relayd.sessions.liveness import Liveness, PeerState
-from relayd.sessions.outbox import Outbox
+from relayd.sessions.outbox import SocketOutbox
 from relayd.sessions.parting import Due, Parting
 from relayd.sessions.socket_handler import NOBODY, SocketHandler
 
@@ -117,15 +117,15 @@ class WebSocket(asyncio.Protocol):
         "outbox",
     )
 
-    def __init__(self, relay: Relay, handler: SocketHandler) -> None:
+    def __init__(self, relay: RunningRelay, handler: SocketHandler) -> None:
         settings = relay.settings
         self._relay = relay
         self._handler = handler
         self._protocol = _ServerProtocol(max_size=settings.max_frame_bytes)
-        self._frames = FrameReader(self._protocol, settings.max_frame_bytes)
+        self._frames = FrameSplitter(self._protocol, settings.max_frame_bytes)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._tally = relay.tally
-        self.outbox = Outbox(settings.outbound_queue_bytes, relay.tally, relay.registry.wants_flush)
+        self.outbox = SocketOutbox(settings.outbound_queue_bytes, relay.tally, relay.registry.wants_flush)
         self._reading = self._allowed = True
         self._is_stopped = False
         self._headers_end = b""

@@ -6,13 +6,13 @@ from relayd.store.migrate import migrate
 from relayd.store.store import Store
 from relayd.store.types import (
     Appended,
+    AppendOutcome,
     Disposition,
     Gone,
     LogEntry,
+    LogPage,
     LogQuery,
     NewPacket,
-    Outcome,
-    Page,
     RelaySecrets,
     StoredPacket,
     StoreError,
@@ -23,14 +23,14 @@ from relayd.store.types import (
 from relayd.store.writer import Writer
 
 __all__ = [
+    "AppendOutcome",
     "Appended",
     "Disposition",
     "Gone",
     "LogEntry",
+    "LogPage",
     "LogQuery",
     "NewPacket",
-    "Outcome",
-    "Page",
     "RelaySecrets",
     "Store",
     "StoreError",

@@ -15,7 +15,7 @@ from relayd.store.hosts import each_server
 from relayd.store.turns import Turn, Turns
 from relayd.store.types import StoreError, StoreTimeout, StoreUnavailable
 
-__all__ = ["Payer", "Pool", "close_quietly", "connect", "connected", "deadline", "translate_errors"]
+__all__ = ["ConnectionPool", "Payer", "close_quietly", "connect", "connected", "deadline", "translate_errors"]
 
 _LOST = (
     OSError,
@@ -232,7 +232,7 @@ class Payer(Hashable, Protocol):
         """A connection was lent for `seconds` at this payer's expense, until `now` on the monotonic clock."""
 
 
-class Pool:
+class ConnectionPool:
     """At most `size` connections for single statements, opened when first needed.
 
     Leaner than asyncpg's pool, which spends more time resetting a connection than our statements take: ours

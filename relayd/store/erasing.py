@@ -22,7 +22,7 @@ from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.tombstones import Tombstone, sign_tombstone, told_place
 
 from relayd import failpoints
-from relayd.moderation import Act, Kind
+from relayd.moderation import Act, SubjectKind
 from relayd.store.columns import string_key
 from relayd.store.connection import connected
 from relayd.store.moderation import Ruling, ring, take_turn, write
@@ -90,7 +90,7 @@ class Eraser:
 
     async def erase(
         self,
-        kind: Kind,
+        kind: SubjectKind,
         subjects: Sequence[str],
         *,
         reason: str,
@@ -114,7 +114,7 @@ class Eraser:
                     rows = await self._one_batch(connection, ruling, after, now)
                     packets += len(rows)
                     progress(packets)
-                    if kind is Kind.PACKET or not rows:
+                    if kind is SubjectKind.PACKET or not rows:
                         break  # fewer rows than a batch may mean that another erasure has some of them
                     after = rows[-1][0]
                 spared += await _spared(connection, kind, subject)
@@ -127,7 +127,7 @@ class Eraser:
     ) -> list[asyncpg.Record]:
         async with one_batch(connection):
             rows: list[asyncpg.Record]
-            if ruling.kind is Kind.PACKET:
+            if ruling.kind is SubjectKind.PACKET:
                 rows = await connection.fetch(_BY_ID, [bytes.fromhex(ruling.subject[2:])], SPARED)
             else:
                 key = string_key(ruling.subject)
@@ -161,8 +161,8 @@ async def one_batch(connection: asyncpg.Connection[Any]) -> AsyncIterator[None]:
         await failpoints.reached("store.erase.after_commit")
 
 
-async def _spared(connection: asyncpg.Connection[Any], kind: Kind, subject: str) -> int:
-    if kind is Kind.PACKET:
+async def _spared(connection: asyncpg.Connection[Any], kind: SubjectKind, subject: str) -> int:
+    if kind is SubjectKind.PACKET:
         found: int = await connection.fetchval(_SPARED_BY_ID, [bytes.fromhex(subject[2:])], SPARED)
     else:
         found = await connection.fetchval(_SPARED_OF_AUTHOR, string_key(subject), SPARED)

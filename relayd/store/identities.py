@@ -15,7 +15,7 @@ from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from relayd.lineage import KnownLog
 from relayd.store.columns import string_key
-from relayd.store.connection import Pool
+from relayd.store.connection import ConnectionPool
 from relayd.store.terms import notice
 from relayd.store.types import StoredPacket, TrustRow
 
@@ -109,7 +109,7 @@ class IdentityReader:
     ones must hold up neither the feed nor anybody's AUTH.
     """
 
-    def __init__(self, known: KnownLog, lookups: Pool, budgets: Pool) -> None:
+    def __init__(self, known: KnownLog, lookups: ConnectionPool, budgets: ConnectionPool) -> None:
         self._known = known
         self._lookups = lookups
         self._budgets = budgets

@@ -19,11 +19,11 @@ from relayd.store.safety import check_safety
 from relayd.store.terms import Reason, Reset, agree, open_term
 from relayd.store.types import (
     Appended,
+    AppendOutcome,
     Disposition,
     IdentitiesMoved,
     LogLost,
     NewPacket,
-    Outcome,
     PeerMark,
     StoreError,
     StoreUnavailable,
@@ -50,7 +50,7 @@ _SESSION = {
     "enable_bitmapscan": "off",
 }
 
-_INVALID = Disposition(Outcome.INVALID, 0, 0)
+_INVALID = Disposition(AppendOutcome.INVALID, 0, 0)
 _TERM_CHANGES = 8
 """How often an append starts over because another process has opened a term, before it gives up."""
 
@@ -327,7 +327,7 @@ def _places(fresh: dict[bytes, NewPacket], row: asyncpg.Record) -> dict[bytes, D
         for known_id, first, first_at, of in zip(
             known_ids, known_sequences, known_received, known_of, strict=True
         ):
-            known[known_id] = Disposition(Outcome.DUPLICATE, first, first_at, of)
+            known[known_id] = Disposition(AppendOutcome.DUPLICATE, first, first_at, of)
     places: dict[bytes, Disposition] = {}
     for packet_id, packet in fresh.items():
         place = known.get(packet_id) if known else None
@@ -335,7 +335,7 @@ def _places(fresh: dict[bytes, NewPacket], row: asyncpg.Record) -> dict[bytes, D
             place = known.get(packet.equivalence_key)
         if place is None:
             sequence += 1
-            place = Disposition(Outcome.STORED, sequence, received_at)
+            place = Disposition(AppendOutcome.STORED, sequence, received_at)
         places[packet_id] = place
     return places
 
@@ -369,9 +369,9 @@ def _in_order(
         first = repeated.get(packet_id) if repeated else None
         if first is not None and (place := places.get(first, _INVALID)) is not _INVALID:
             of = place.duplicate_of or first
-            place = place._replace(outcome=Outcome.DUPLICATE, duplicate_of=of)
-        if packet_id in seen and place.outcome is Outcome.STORED:
-            place = place._replace(outcome=Outcome.DUPLICATE)
+            place = place._replace(outcome=AppendOutcome.DUPLICATE, duplicate_of=of)
+        if packet_id in seen and place.outcome is AppendOutcome.STORED:
+            place = place._replace(outcome=AppendOutcome.DUPLICATE)
         seen.add(packet_id)
         dispositions.append(place)
     return dispositions

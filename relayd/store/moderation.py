@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 import asyncpg
 import msgspec
 
-from relayd.moderation import SESSION, Act, Ban, ClosedSession, Kind, LastRuling, Ruled, RulingsRead
+from relayd.moderation import SESSION, Act, Ban, ClosedSession, LastRuling, Ruled, RulingsRead, SubjectKind
 from relayd.roll import OpenSession
-from relayd.store.connection import Pool, connected
+from relayd.store.connection import ConnectionPool, connected
 
 __all__ = ["MODERATION_CHANNEL", "Moderation", "Ruling"]
 
@@ -68,7 +68,7 @@ _LONGEST_RULING: Final = 30.0
 class Ruling(NamedTuple):
     """An operator's request: a ban of this subject, or no ban of it (`bans` False)."""
 
-    kind: Kind
+    kind: SubjectKind
     subject: str
     """In the form that `relayd.moderation.subject_of` returns."""
     bans: bool
@@ -84,7 +84,7 @@ class Moderation:
     Every method raises `StoreUnavailable`. Cancelling a change leaves either all of it done or none.
     """
 
-    def __init__(self, url: str, lookups: Pool, *, connect_timeout: float) -> None:
+    def __init__(self, url: str, lookups: ConnectionPool, *, connect_timeout: float) -> None:
         self._url = url
         self._lookups = lookups
         self._connect_timeout = connect_timeout
@@ -107,7 +107,12 @@ class Moderation:
         return RulingsRead(last, [_ban(row) for row in rows], erased, [subject for (subject,) in closed])
 
     async def bans(
-        self, now: int, *, kind: Kind | None = None, after: tuple[str, str] = ("", ""), limit: int = 1000
+        self,
+        now: int,
+        *,
+        kind: SubjectKind | None = None,
+        after: tuple[str, str] = ("", ""),
+        limit: int = 1000,
     ) -> list[Ban]:
         """Bans in force at `now`, ordered by kind and subject, beginning after `after`."""
         async with self._lookups.lease() as connection:
@@ -233,16 +238,18 @@ def _json(was: Ban | ClosedSession | None) -> str | None:
 
 
 def _ban(row: asyncpg.Record) -> Ban:
-    return Ban(Kind(row[0]), *row[1:])
+    return Ban(SubjectKind(row[0]), *row[1:])
 
 
 def _ruled(row: asyncpg.Record) -> Ruled:
     """A line of the log. A kind of line unknown to this program is returned without `before` and `after`."""
     number, at, actor, via, act, kind, subject, reason, before, after = row
-    line = Ruled(number, at, actor, via, _known(Act, act), _known(Kind, kind), subject, reason, None, None)
+    line = Ruled(
+        number, at, actor, via, _known(Act, act), _known(SubjectKind, kind), subject, reason, None, None
+    )
     if line.act is Act.CLOSE:
         return line._replace(before=ClosedSession(**msgspec.json.decode(before)))
-    if not isinstance(line.act, Act) or not isinstance(line.kind, Kind):
+    if not isinstance(line.act, Act) or not isinstance(line.kind, SubjectKind):
         return line
     return line._replace(before=_from_json(before), after=_from_json(after))
 
@@ -258,4 +265,4 @@ def _from_json(text: str | None) -> Ban | None:
     if text is None:
         return None
     members = msgspec.json.decode(text)
-    return Ban(Kind(members["kind"]), *(members[name] for name in Ban._fields[1:]))
+    return Ban(SubjectKind(members["kind"]), *(members[name] for name in Ban._fields[1:]))

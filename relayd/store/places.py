@@ -27,7 +27,7 @@ from strata.protocol.lake import day_of, day_text
 from strata.protocol.places import PacketPlace
 from strata.protocol.tombstones import Tombstone, sign_tombstone, told_place
 
-from relayd.moderation import Act, Kind
+from relayd.moderation import Act, SubjectKind
 from relayd.store.connection import connected
 from relayd.store.erasing import EMPTY_ROWS, PUT_TOMBSTONES, SPARED, one_batch
 from relayd.store.moderation import Ruling, ring, take_turn, write_all
@@ -211,7 +211,7 @@ class PlaceEraser:
         """
         done, tables = PlacesErased(), set[str]()
         # `Ruling.subject` is replaced by the id of each place.
-        ruling = Ruling(Kind.PACKET, "", False, reason, actor, via)
+        ruling = Ruling(SubjectKind.PACKET, "", False, reason, actor, via)
         async with connected(self._url, "relayd erase", self._connect_timeout) as connection:
             for some in self._batches(places):
                 # Signed beforehand: the log waits as long as the transaction lasts.

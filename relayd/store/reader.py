@@ -15,7 +15,7 @@ from strata.protocol.lake import DAY_SECONDS, first_of_day
 from relayd import failpoints
 from relayd.lineage import KnownLog, Mark
 from relayd.store.columns import entry
-from relayd.store.connection import Payer, Pool
+from relayd.store.connection import ConnectionPool, Payer
 from relayd.store.declined import covers
 from relayd.store.items import ItemPlace, ItemRange, ItemsPage, read_items
 from relayd.store.queries import (
@@ -39,8 +39,8 @@ from relayd.store.types import (
     Declined,
     Gone,
     LogEntry,
+    LogPage,
     LogQuery,
-    Page,
     StoredPacket,
     StoreTimeout,
     StoreUnavailable,
@@ -105,9 +105,9 @@ class Reader:
     def __init__(
         self,
         known: KnownLog,
-        lookups: Pool,
-        pages: Pool,
-        replica: Pool | None = None,
+        lookups: ConnectionPool,
+        pages: ConnectionPool,
+        replica: ConnectionPool | None = None,
         on_replica: Callable[[str], None] = lambda outcome: None,
     ) -> None:
         self._known = known
@@ -124,7 +124,7 @@ class Reader:
         """The packets that pages and look-ups by id leave out (R-323). It may be replaced, never changed."""
 
     def give_way(self, to_others: Callable[[], bool]) -> None:
-        """Read one page at a time while `to_others` says that others are in a hurry (see `Pool`)."""
+        """Read one page at a time while `to_others` says that others are in a hurry."""
         for pool in (self._pages, self._replica):
             if pool is not None:
                 pool.gives_way = to_others
@@ -188,20 +188,20 @@ class Reader:
         max_bytes: int = MAX_PAGE_BYTES,
         candidates: int = CANDIDATES,
         payer: Payer | None = None,
-    ) -> Page:
+    ) -> LogPage:
         """The first packets of the log that match, are neither expired at `now` nor declined, and fit in
         `max_bytes`.
 
-        A page may be shorter than `limit`, or even empty, and yet not the last (see `Page`), so that no page
-        looks at more than about twice `candidates` rows, whatever the query. The page takes a turn of `payer`
-        (see `Pool`). Raises `StoreUnavailable` and `StoreTimeout`. Cancelling also cancels the statement in
-        the database.
+        A page may be shorter than `limit`, or even empty, and yet not the last (see `LogPage`), so that no
+        page looks at more than about twice `candidates` rows, whatever the query. The page takes a turn of
+        `payer` (see `ConnectionPool`). Raises `StoreUnavailable` and `StoreTimeout`. Cancelling also cancels
+        the statement in the database.
         """
         needed = self._known.seen if query.up_to is None else query.up_to
         async with self._page_connection(needed, payer) as connection:
             after, up_to = await self._bounds(connection, query)
             if up_to is not None and after >= up_to:
-                return Page([], exhausted=True)
+                return LogPage([], exhausted=True)
             last = LAST_SEQUENCE if up_to is None else up_to
             while True:
                 declined = self.declined
@@ -210,7 +210,7 @@ class Reader:
                 if declined is self.declined:  # else it was replaced while the page was read: read again
                     return page
 
-    async def _search(self, connection: asyncpg.Connection[Any], span: _Span) -> Page:
+    async def _search(self, connection: asyncpg.Connection[Any], span: _Span) -> LogPage:
         """Try one way after another, each from where the one before has stopped."""
         query, rows, size = span.query, list[StoredPacket](), 0
         for way in ways(query):
@@ -230,15 +230,15 @@ class Reader:
             fresh = list(map(StoredPacket._make, found))
             rows += fresh
             if len(rows) >= span.limit:
-                return Page(rows, exhausted=False)
+                return LogPage(rows, exhausted=False)
             # A row is left out for its size only when those before it reach max_bytes.
             size += sum(len(row.body) for row in fresh)
             if size >= span.max_bytes:
-                return Page(rows, exhausted=False)
+                return LogPage(rows, exhausted=False)
             if border is None:
-                return Page(rows, exhausted=True)
+                return LogPage(rows, exhausted=True)
             span = span.beyond(border)
-        return Page(rows, exhausted=False, reached=span.reached)
+        return LogPage(rows, exhausted=False, reached=span.reached)
 
     async def items(
         self,

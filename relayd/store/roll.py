@@ -21,7 +21,7 @@ import asyncpg
 import msgspec
 
 from relayd.roll import Answers, Question, Roll
-from relayd.store.connection import Pool, connected
+from relayd.store.connection import ConnectionPool, connected
 
 __all__ = ["ROLL_CHANNEL", "RollCall"]
 
@@ -47,7 +47,7 @@ _HOLD: Final = "SELECT pg_try_advisory_lock_shared($1, $2)"
 class RollCall:
     """Asks all processes, and sends the answers of this one. Every method raises `StoreUnavailable`."""
 
-    def __init__(self, url: str, lookups: Pool, *, connect_timeout: float) -> None:
+    def __init__(self, url: str, lookups: ConnectionPool, *, connect_timeout: float) -> None:
         self._url = url
         self._lookups = lookups
         self._connect_timeout = connect_timeout

@@ -17,7 +17,14 @@ import asyncpg
 from relayd.lineage import Claim, KnownLog, Mark
 from relayd.store.archived import ArchivedDays
 from relayd.store.bus import Bus
-from relayd.store.connection import Pool, close_quietly, connect, connected, deadline, translate_errors
+from relayd.store.connection import (
+    ConnectionPool,
+    close_quietly,
+    connect,
+    connected,
+    deadline,
+    translate_errors,
+)
 from relayd.store.doorbell import Doorbell
 from relayd.store.identities import IdentityReader
 from relayd.store.log import Log
@@ -32,10 +39,10 @@ from relayd.store.sizes import Sizes, read_sizes
 from relayd.store.terms import Reason, Reset, agree, read_head
 from relayd.store.types import (
     Appended,
+    AppendOutcome,
     Declined,
     IdentitiesMoved,
     NewPacket,
-    Outcome,
     PeerMark,
     RelaySecrets,
 )
@@ -76,7 +83,7 @@ class Store:
         log: Log,
         reader: Reader,
         identities: IdentityReader,
-        pools: Sequence[Pool],
+        pools: Sequence[ConnectionPool],
         retention: Retention,
         url: str,
         known: KnownLog,
@@ -146,9 +153,9 @@ class Store:
         or whose schema is not this program's, and `StoreUnavailable`. Cancelling closes what was opened.
         """
 
-        def pool(target: str, size: int, name: str) -> Pool:
+        def pool(target: str, size: int, name: str) -> ConnectionPool:
             timeout = str(math.ceil(read_timeout * 1000))  # 0 would be no limit
-            return Pool(
+            return ConnectionPool(
                 target,
                 size,
                 name=name,
@@ -284,7 +291,7 @@ class Store:
                 self._doorbell.doubt()
             raise
         self.known.saw(max((place.sequence for place in appended.dispositions), default=0))
-        if self._bus is not None and any(p.outcome is Outcome.STORED for p in appended.dispositions):
+        if self._bus is not None and any(p.outcome is AppendOutcome.STORED for p in appended.dispositions):
             self._bus.committed(self.known.seen)
         return appended
 

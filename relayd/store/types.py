@@ -23,6 +23,7 @@ __all__ = [
     "EXEMPT_TYPES",
     "SERVES",
     "AbuseEntry",
+    "AppendOutcome",
     "Appended",
     "Declined",
     "Disposition",
@@ -30,10 +31,9 @@ __all__ = [
     "IdentitiesMoved",
     "LogEntry",
     "LogLost",
+    "LogPage",
     "LogQuery",
     "NewPacket",
-    "Outcome",
-    "Page",
     "PeerMark",
     "RelaySecrets",
     "StoreError",
@@ -139,7 +139,7 @@ class PeerMark(NamedTuple):
     last_witness: int | None
 
 
-class Outcome(enum.Enum):
+class AppendOutcome(enum.Enum):
     """The outcome of appending one packet."""
 
     STORED = "stored"
@@ -155,7 +155,7 @@ class Disposition(NamedTuple):
     still stored.
     """
 
-    outcome: Outcome
+    outcome: AppendOutcome
     sequence: int
     received_at: int
     duplicate_of: bytes | None = None
@@ -190,7 +190,7 @@ class TrustRow(NamedTuple):
     """None if `content.strength` is missing or not a number."""
 
 
-class Page(NamedTuple):
+class LogPage(NamedTuple):
     """The result of one read of the log. The next page begins after `reached`, or else after the last row."""
 
     rows: list[StoredPacket]

@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from strata.protocol.keys import IDENTITY_TYPES
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.logs import get_logger, problem_of
 from relayd.store.fair_queue import FairQueue
 from relayd.store.types import (
@@ -110,12 +110,12 @@ class Writer(Generic[Ticket]):
         clock: Callable[[], float] = time.time,
         keys: KeyWatch[Ticket] | None = None,
         marks: Callable[[Sequence[Ticket]], Sequence[PeerMark]] = lambda tickets: (),
-        faults: Faults | None = None,
+        faults: FaultLog | None = None,
     ) -> None:
         self._store = store
         self._marks = marks
         self._keys = keys
-        self._faults = faults or Faults()
+        self._faults = faults or FaultLog()
         self._on_commit = on_commit
         self._on_failed = on_failed
         self._max_batch_packets = max_batch_packets

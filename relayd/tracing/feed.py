@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from relayd.cursor import CursorCodec
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.feed.events import Form
 from relayd.feed.fanout import Fanout
 from relayd.feed.tail import LogReader
@@ -39,7 +39,7 @@ class _TimedFanout(Fanout):
 class FeedTraces:
     """Follows traced packets through the feed of a process. None of its methods raises."""
 
-    def __init__(self, spans: Spans, sample: Sample, faults: Faults) -> None:
+    def __init__(self, spans: Spans, sample: Sample, faults: FaultLog) -> None:
         self._spans = spans
         self._sample = sample
         self._faults = faults

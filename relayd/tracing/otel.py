@@ -35,7 +35,7 @@ from relayd.logs import get_logger
 from relayd.tracing.spans import TraceSpan
 from relayd.version import VERSION
 
-__all__ = ["Collector"]
+__all__ = ["OtlpCollector"]
 
 _log = get_logger("relayd.tracing")
 
@@ -88,7 +88,7 @@ class _Counting(SpanExporter):
         self._exporter.shutdown()
 
 
-class Collector:
+class OtlpCollector:
     """The connection to a collector at `url`. `count(outcome, spans)` counts the outcomes, from any thread.
 
     `instance` names this process among those of its log.

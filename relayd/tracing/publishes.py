@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from strata.protocol.errors import InvalidPacket
 
 from relayd.admission.request import PublishRequest
-from relayd.faults import Faults
-from relayd.store.types import Appended, Disposition, NewPacket, Outcome
+from relayd.faults import FaultLog
+from relayd.store.types import Appended, AppendOutcome, Disposition, NewPacket
 from relayd.tracing.spans import PacketTrace, Sample, Spans, TraceSpan
 
 __all__ = ["Batch", "PublishTraces", "new_span_id"]
 
 Batch = Sequence[tuple[NewPacket, PublishRequest]]
 
-_OUTCOMES = {Outcome.STORED: "accepted", Outcome.DUPLICATE: "duplicate"}
+_OUTCOMES = {AppendOutcome.STORED: "accepted", AppendOutcome.DUPLICATE: "duplicate"}
 _LONGEST_TEXT = 128
 
 
@@ -53,7 +53,7 @@ class PublishTraces:
         self,
         spans: Spans,
         sample: Sample,
-        faults: Faults,
+        faults: FaultLog,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -135,14 +135,14 @@ class PublishTraces:
         self._emit(trace, "publish.check", span_id, request.started_at, queued_at)
         self._emit(trace, "publish.queue", span_id, queued_at, began)
         about: dict[str, str | int] = {"relayd.batch.packets": packets}
-        if place.outcome is Outcome.STORED:
+        if place.outcome is AppendOutcome.STORED:
             about["relayd.sequence"] = place.sequence
         self._spans.emit(
             TraceSpan(
                 "publish.append",
                 trace.trace_id,
                 # Only the span of the append that stored the packet has the id that other processes know.
-                trace.append_id if place.outcome is Outcome.STORED else new_span_id(),
+                trace.append_id if place.outcome is AppendOutcome.STORED else new_span_id(),
                 span_id,
                 began,
                 committed,

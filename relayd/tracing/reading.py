@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from relayd.faults import Faults
-from relayd.feed.subscription import Subscription
-from relayd.store.types import Page
+from relayd.faults import FaultLog
+from relayd.feed.subscription import FeedSubscription
+from relayd.store.types import LogPage
 from relayd.tracing.publishes import new_span_id
 from relayd.tracing.spans import Spans, TraceSpan
 
@@ -41,7 +41,7 @@ class ReadTraces:
         self,
         spans: Spans,
         ratio: float,
-        faults: Faults,
+        faults: FaultLog,
         *,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
@@ -51,19 +51,19 @@ class ReadTraces:
         self._faults = faults
         self._clock = clock
         self._draw = draw
-        self._open: dict[Subscription, _Open] = {}
+        self._open: dict[FeedSubscription, _Open] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def began(self, subscription: Subscription) -> None:
+    def began(self, subscription: FeedSubscription) -> None:
         """The subscription has begun to read from the store."""
         if self._draw() < self._ratio:
             name = "catch_up" if subscription.started else "subscribe"
             trace_id = random.getrandbits(128) or 1
             self._open[subscription] = _Open(name, trace_id, new_span_id(), self._clock())
 
-    def read(self, subscription: Subscription, page: Page, began_at: float, sent_bytes: int) -> None:
+    def read(self, subscription: FeedSubscription, page: LogPage, began_at: float, sent_bytes: int) -> None:
         """A page for the subscription was read and queued; the read began at `began_at`."""
         opened = self._open.get(subscription)
         if opened is None:
@@ -87,7 +87,7 @@ class ReadTraces:
             )
         )
 
-    def ended(self, subscription: Subscription, outcome: Literal["live", "ended"]) -> None:
+    def ended(self, subscription: FeedSubscription, outcome: Literal["live", "ended"]) -> None:
         """The subscription no longer reads from the store."""
         opened = self._open.pop(subscription, None)
         if opened is not None:

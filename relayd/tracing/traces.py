@@ -10,7 +10,7 @@ from typing import Protocol
 
 from relayd.admission.request import PublishRequest
 from relayd.config import Settings
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.feed.tail import LogReader
 from relayd.store.types import Appended, LogEntry, NewPacket
 from relayd.tracing.feed import FeedTraces, TracedLog
@@ -52,7 +52,7 @@ class Seams:
 class Traces:
     """The traces of one process. `log_key` is a secret shared by all processes of its log."""
 
-    def __init__(self, target: TracesTarget, settings: Settings, log_key: bytes, faults: Faults) -> None:
+    def __init__(self, target: TracesTarget, settings: Settings, log_key: bytes, faults: FaultLog) -> None:
         sample = Sample(settings.tracing_ratio, log_key)
         self.publishes = PublishTraces(target, sample, faults)
         self.feed = FeedTraces(target, sample, faults)

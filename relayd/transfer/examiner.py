@@ -20,11 +20,11 @@ from relayd.admission.checks import judge, require_chain_room, require_room, to_
 from relayd.admission.knowledge import Known, known_of, missing_for
 from relayd.admission.limits import AdmissionLimits
 from relayd.config import Settings
-from relayd.identity.bootstrap import Bootstrap, key_rules, read_bootstrap, trust_of
+from relayd.identity.bootstrap import BootstrapContents, key_rules, read_bootstrap, trust_of
 from relayd.identity.directory import Identities, LogOfIdentities
 from relayd.store.types import LogEntry, NewPacket
 
-__all__ = ["Candidate", "Examiner"]
+__all__ = ["Examiner", "ImportCandidate"]
 
 
 class _Log(Protocol):
@@ -34,7 +34,7 @@ class _Log(Protocol):
     async def head(self) -> int: ...
 
 
-class Candidate(NamedTuple):
+class ImportCandidate(NamedTuple):
     """A packet whose form and id are valid, and when it was received, in Unix seconds."""
 
     packet: Packet
@@ -55,7 +55,7 @@ class Examiner:
         self,
         store: _Log,
         *,
-        bootstrap: Bootstrap = Bootstrap(),  # noqa: B008 - immutable
+        bootstrap: BootstrapContents = BootstrapContents(),  # noqa: B008 - immutable
         rules: KeyRules = KeyRules(),  # noqa: B008 - immutable
         trust: ProvenanceTrust = ProvenanceTrust(),  # noqa: B008 - immutable
         limits: AdmissionLimits | None = None,
@@ -89,7 +89,7 @@ class Examiner:
         await self._identities.open()
         self.followed = head
 
-    async def examine(self, candidates: Sequence[Candidate]) -> list[NewPacket | InvalidPacket]:
+    async def examine(self, candidates: Sequence[ImportCandidate]) -> list[NewPacket | InvalidPacket]:
         """The row to store for each candidate, or the refusal. Raises `StoreError`.
 
         Only the last may be of a decisive type. Cancelling it changes nothing.
@@ -105,7 +105,7 @@ class Examiner:
         self._identities.observe(entries)
         self.followed = max(self.followed, entries[-1].sequence)
 
-    async def _knowledge(self, candidate: Candidate) -> Known:
+    async def _knowledge(self, candidate: ImportCandidate) -> Known:
         packet, at = candidate.packet, candidate.judged_at
         plain = Known(self._identities.generation)
         with self._identities.held():  # else chains without room for both would be read by turns forever
@@ -113,7 +113,7 @@ class Examiner:
                 await self._identities.load(missing_for(packet, self._identities))
         return known
 
-    def _examined(self, candidate: Candidate, known: Known) -> NewPacket | InvalidPacket:
+    def _examined(self, candidate: ImportCandidate, known: Known) -> NewPacket | InvalidPacket:
         packet, at, witness = candidate.packet, candidate.judged_at, candidate.witness
         room = self.limits.max_identity_bytes
         try:

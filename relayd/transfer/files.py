@@ -33,8 +33,8 @@ from relayd.config import Settings
 from relayd.database import database
 from relayd.identity.authors import DECISIVE_TYPES
 from relayd.store import Store
-from relayd.store.types import Appended, IdentitiesMoved, LogEntry, NewPacket, Outcome
-from relayd.transfer.examiner import Candidate, Examiner
+from relayd.store.types import Appended, AppendOutcome, IdentitiesMoved, LogEntry, NewPacket
+from relayd.transfer.examiner import Examiner, ImportCandidate
 
 __all__ = ["ExportSummary", "ImportSummary", "export_log", "import_log", "open_store", "resume_point"]
 
@@ -102,12 +102,12 @@ class _Line(NamedTuple):
 
 class _Parsed(NamedTuple):
     line: _Line
-    candidate: Candidate
+    candidate: ImportCandidate
 
 
 class _Judged(NamedTuple):
     line: _Line
-    candidate: Candidate
+    candidate: ImportCandidate
     verdict: NewPacket | InvalidPacket
 
 
@@ -327,7 +327,7 @@ def _parse_lines(
     return parsed, refused, erased
 
 
-def _parse_line(line: _Line, now: float, limits: AdmissionLimits) -> Candidate | None:
+def _parse_line(line: _Line, now: float, limits: AdmissionLimits) -> ImportCandidate | None:
     """The packet of a line; None if the line says that it was erased. Raises `InvalidPacket`."""
     try:
         decoded = _DECODER.decode(line.text)
@@ -344,7 +344,7 @@ def _parse_line(line: _Line, now: float, limits: AdmissionLimits) -> Candidate |
     witness = decoded.witnessed_at
     if witness is not None and not packet.timestamp - MAX_FUTURE_SECONDS <= witness <= decoded.received_at:
         witness = None  # as if a peer had said it (R-369)
-    return Candidate(packet, decoded.received_at, witness)
+    return ImportCandidate(packet, decoded.received_at, witness)
 
 
 def _erased_id(exported: _Exported) -> bytes | None:
@@ -403,11 +403,11 @@ async def _append(
     stored: list[LogEntry] = []
     for (line, packet), place in zip(passed, appended.dispositions, strict=True):
         match place.outcome:
-            case Outcome.STORED:
+            case AppendOutcome.STORED:
                 stored.append(LogEntry(place.sequence, place.received_at, packet))
-            case Outcome.DUPLICATE:
+            case AppendOutcome.DUPLICATE:
                 summary.duplicates += 1
-            case Outcome.INVALID:
+            case AppendOutcome.INVALID:
                 refused.append(_Refused(line, ErrorCode.INVALID_SCHEMA, "the database refused it"))
     summary.stored += len(stored)
     if stored:

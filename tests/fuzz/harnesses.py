@@ -26,12 +26,12 @@ with atheris.instrument_imports(include=["strata", "relayd", "websockets"]):
 
     from relayd.access.auth import Authentication, Grants
     from relayd.cursor import CursorCodec, InvalidCursor
-    from relayd.frames import FrameReader
+    from relayd.frames import FrameSplitter
     from relayd.sessions.actions import (
-        Answer,
         AuthReceived,
         AuthRefused,
         CloseConnection,
+        Reply,
     )
     from relayd.sessions.session import Session
 from relayd.access.limits import SessionLimits
@@ -78,7 +78,7 @@ def session_text(data: bytes) -> None:
         action: object = session.receive_text(frame, float(number))
         if isinstance(action, AuthReceived):
             action = session.begin_auth(action.message, float(number), number)
-        if isinstance(action, Answer | AuthRefused | CloseConnection):
+        if isinstance(action, Reply | AuthRefused | CloseConnection):
             assert json.loads(action.payload)["type"] == "ERROR"
         assert len(session.subscriptions) <= 2
 
@@ -89,7 +89,7 @@ def frame_reader(data: bytes) -> None:
     library, protocol = _server(), _server()
     library.receive_data(stream)
     expected = [_frame_parts(event) for event in library.events_received()]
-    reader = FrameReader(protocol, FRAME_LIMIT)
+    reader = FrameSplitter(protocol, FRAME_LIMIT)
     got = [
         (1, True, bytes(event)) if isinstance(event, bytes) else (event.opcode, event.fin, bytes(event.data))
         for at in range(0, len(stream), step)

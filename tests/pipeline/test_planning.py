@@ -19,7 +19,7 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.planning import parallelism, planned, shuffled_once
 from strata_pipeline.transforms.near_duplicates import find_meetings, find_near_duplicates
 from strata_pipeline.transforms.reliability import find_gaps
-from strata_pipeline.transforms.signatures import Keys, identity_packets, keys_by_authors
+from strata_pipeline.transforms.signatures import SigningKeys, identity_packets, keys_by_authors
 
 from tests.support import relay_logs
 from tests.support.lake_rows import dataset
@@ -62,7 +62,7 @@ def test_keys_are_read_for_a_share_of_the_authors_at_a_time(spark):
     bodies = [relay_logs.make(n, who=n, type="DID_DOCUMENT") for n in range(12)]
     bodies += [relay_logs.make(100 + n, who=n) for n in range(12)]
     packets = dataset(spark, list(enumerate(bodies)))
-    whole = Keys.of(packets).events
+    whole = SigningKeys.of(packets).events
     assert len(whole) == 12
     assert [keys.events for _, keys in keys_by_authors(packets)] == [whole]
     size = identity_packets(packets).agg(F.sum(F.length("body"))).collect()[0][0]

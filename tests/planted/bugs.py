@@ -77,7 +77,7 @@ _STORE = [
         "store/test_log.py store/test_identities.py",
         (
             "a copy in the same batch is stored twice",
-            "if packet_id in seen and place.outcome is Outcome.STORED:",
+            "if packet_id in seen and place.outcome is AppendOutcome.STORED:",
             "if False:",
         ),
         ("an equal packet is stored again", "place = known.get(packet.equivalence_key)", "place = None"),
@@ -260,7 +260,7 @@ _ADMISSION = [
         "admission/test_commits.py admission/test_pipeline.py",
         (
             "a duplicate goes out again",
-            "            if place.outcome is Outcome.STORED:\n",
+            "            if place.outcome is AppendOutcome.STORED:\n",
             "            if True:\n",
         ),
         ("a fault in the feed loses a batch", "self._tail.ring(entries[-1].sequence)  #", "pass  #"),

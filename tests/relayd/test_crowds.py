@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from relayd.crowds import Crowd
-from relayd.faults import Faults
+from relayd.crowds import CrowdWork
+from relayd.faults import FaultLog
 from relayd.slices import Slices
 
 
@@ -21,7 +21,7 @@ def one_a_turn() -> Slices:
 async def test_a_turn_has_time_for_some_and_the_rest_follow_in_order():
     done: list[int] = []
     after: list[int] = []
-    crowd = Crowd(one_a_turn(), done.append, Faults(), after=lambda: after.append(len(done)))
+    crowd = CrowdWork(one_a_turn(), done.append, FaultLog(), after=lambda: after.append(len(done)))
     crowd.members = dict.fromkeys(range(20))
     crowd.go_on()
     crowd.go_on()
@@ -33,7 +33,7 @@ async def test_a_turn_has_time_for_some_and_the_rest_follow_in_order():
 async def test_they_stop_where_they_may_not_go_on_and_continue_when_they_may():
     done: list[int] = []
     room = 5
-    crowd = Crowd(one_a_turn(), done.append, Faults(), may_go_on=lambda: len(done) < room)
+    crowd = CrowdWork(one_a_turn(), done.append, FaultLog(), may_go_on=lambda: len(done) < room)
     crowd.members = dict.fromkeys(range(10))
     crowd.go_on()
     await some_turns()
@@ -54,7 +54,7 @@ async def test_a_fault_leaves_nobody_behind(monkeypatch):
         done.append(member)
 
     slices = one_a_turn()
-    crowd = Crowd(slices, work, Faults(caught.append))
+    crowd = CrowdWork(slices, work, FaultLog(caught.append))
     monkeypatch.setattr(slices, "later", lambda *_: 1 / 0)
     crowd.members = dict.fromkeys(range(5))
     crowd.go_on()

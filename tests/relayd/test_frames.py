@@ -9,7 +9,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import CLIENT, OPEN, Protocol
 from websockets.server import ServerProtocol
 
-from relayd.frames import FrameReader, text_frame
+from relayd.frames import FrameSplitter, text_frame
 
 MAX_SIZE = 70_000
 
@@ -64,7 +64,7 @@ def test_the_same_events_as_the_library_for_any_frames_and_any_cuts(groups, cuts
         for opcode, fin, data in map(parts, library.events_received())
     ]
     protocol = server()
-    reader = FrameReader(protocol, MAX_SIZE)
+    reader = FrameSplitter(protocol, MAX_SIZE)
     got = []
     at = 0
     for cut in [*cuts, len(stream)]:
@@ -85,7 +85,7 @@ def test_arbitrary_bytes_are_judged_as_the_library_judges_them(data, step):
     library = server()
     library.receive_data(data)
     protocol = server()
-    reader = FrameReader(protocol, MAX_SIZE)
+    reader = FrameSplitter(protocol, MAX_SIZE)
     for at in range(0, len(data), step):
         reader.receive(data[at : at + step])
     assert type(protocol.parser_exc) is type(library.parser_exc)
@@ -95,7 +95,7 @@ def test_arbitrary_bytes_are_judged_as_the_library_judges_them(data, step):
 @pytest.mark.req("R-123")
 def test_an_oversized_frame_is_refused_from_its_header():
     protocol = server()
-    reader = FrameReader(protocol, MAX_SIZE)
+    reader = FrameSplitter(protocol, MAX_SIZE)
     header = sent(Frame(Opcode.TEXT, b"x" * (MAX_SIZE + 1)))[:14]
     assert reader.receive(header) == []
     assert isinstance(protocol.parser_exc, PayloadTooBig)
@@ -116,7 +116,7 @@ def test_a_frame_cut_behind_its_header_is_not_taken_for_the_start_of_another(cut
     # The mask looks like the head of a text frame: found by fuzzing.
     ping = b"\x89\x82" + b"\x81\x80ab" + b"xy"
     protocol = server()
-    reader = FrameReader(protocol, MAX_SIZE)
+    reader = FrameSplitter(protocol, MAX_SIZE)
     events = reader.receive(ping[:cut]) + reader.receive(ping[cut:] + sent(Frame(Opcode.TEXT, b"text")))
     assert [bytes(e) if isinstance(e, bytes) else e.opcode for e in events] == [Opcode.PING, b"text"]
 
@@ -128,7 +128,7 @@ def test_a_frame_cut_behind_its_header_is_not_taken_for_the_start_of_another(cut
     ids=lambda value: str(value),
 )
 def test_what_the_library_reads_comes_in_smaller_parts(opcode: Opcode, most: int):
-    reader = FrameReader(server(), MAX_SIZE)
+    reader = FrameSplitter(server(), MAX_SIZE)
     counts = [len(reader.receive(sent(*[Frame(opcode, b"x")] * 1000)))]
     while reader.has_more:
         counts.append(len(reader.receive(b"")))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from relayd.roll import Answers, OpenSession, Question, Selection, parts_of
+from relayd.roll import Answers, OpenSession, Question, SessionSelection, parts_of
 
 ALICE, BOB = "did:strata:zAlice", "did:strata:zBob"
 ONE, TWO = "0000000a", "7fffffff"
@@ -18,7 +18,7 @@ def opened(process: str, number: int, identity: str | None = None, address: str 
 
 def numbers(question: Question, *sessions: OpenSession) -> list[int]:
     """The sessions of a process that a question selects, by their numbers."""
-    selection = Selection(question)
+    selection = SessionSelection(question)
     for session in sessions:
         selection.add(session)
     assert selection.total == len(sessions)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.slices import Slices
 
 
@@ -136,7 +136,7 @@ async def test_tasks_that_wait_for_a_turn_go_on_one_in_each() -> None:
 @pytest.mark.req("R-321")
 async def test_whose_job_raises_is_told_where_he_wants_to_be() -> None:
     caught, told = list[str](), list[Exception]()
-    slices = Slices(Faults(caught.append), seconds=3600.0)
+    slices = Slices(FaultLog(caught.append), seconds=3600.0)
     error = ValueError("job")
 
     def fails() -> None:
@@ -149,7 +149,7 @@ async def test_whose_job_raises_is_told_where_he_wants_to_be() -> None:
 
 async def test_a_job_that_raises_is_counted_and_the_others_are_done() -> None:
     caught, done = list[str](), list[int]()
-    slices = Slices(Faults(caught.append), seconds=3600.0)
+    slices = Slices(FaultLog(caught.append), seconds=3600.0)
     slices.later(lambda: 1 / 0)
     slices.later(functools.partial(done.append, 1))
     await turn()

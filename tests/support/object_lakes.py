@@ -19,7 +19,7 @@ from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
 from strata_pipeline.lake.attempts import ROOTS, Attempt
 from strata_pipeline.lake.batches import Batch
 from strata_pipeline.lake.object_lake import DELTA_LOG, ObjectLake
-from strata_pipeline.lake.rewrites import Grace
+from strata_pipeline.lake.rewrite_attempts import Grace
 from strata_pipeline.lake.stores.objects import ObjectStore
 
 from tests.support.file_faults import Killed

@@ -16,7 +16,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 
 from relayd.admission.checks import to_store
-from relayd.moderation import Kind
+from relayd.moderation import SubjectKind
 from relayd.store import Store
 from relayd.store.erasing import Eraser
 
@@ -93,15 +93,15 @@ def drop_days(url: str, now: int, *, keep: int = 1) -> None:
 
 def erase(url: str, *ids: str, now: int = 0) -> None:
     """Erase packets from a relay's log, as its operator would."""
-    _erase(url, Kind.PACKET, ids, now)
+    _erase(url, SubjectKind.PACKET, ids, now)
 
 
 def erase_authors(url: str, *authors: str, now: int = 0) -> None:
     """Erase all that these authors have published."""
-    _erase(url, Kind.AUTHOR, authors, now)
+    _erase(url, SubjectKind.AUTHOR, authors, now)
 
 
-def _erase(url: str, kind: Kind, subjects: Sequence[str], now: int) -> None:
+def _erase(url: str, kind: SubjectKind, subjects: Sequence[str], now: int) -> None:
     eraser = Eraser(url, RELAY)
     at = now or int(time.time())
     asyncio.run(eraser.erase(kind, subjects, reason="asked for", actor="operator", via="test", now=at))

@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from strata.txrx.errors import CodecError
-from strata.txrx.framing import MAX_PARTS
+from strata.txrx.multipart import MAX_PARTS
 
 __all__ = ["PART_BYTES", "BytesCodec", "MessageCodec", "MsgpackCodec", "codec_for"]
 

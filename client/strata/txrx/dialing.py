@@ -19,7 +19,7 @@ from strata.txrx.addresses import Address
 from strata.txrx.codecs import MessageCodec
 from strata.txrx.ends import Tx
 from strata.txrx.errors import SendError, TxRxClosed, TxRxError
-from strata.txrx.framing import EMPTY_FRAME
+from strata.txrx.multipart import EMPTY_FRAME
 from strata.txrx.returns import ReturnChannel
 from strata.txrx.sending import SenderCounters, SendingSession
 from strata.txrx.settings import TxRxSettings

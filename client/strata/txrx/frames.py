@@ -17,7 +17,7 @@ from struct import Struct
 from typing import TypeAlias
 
 from strata.txrx.errors import ProtocolViolation
-from strata.txrx.framing import Frame, frame_of
+from strata.txrx.multipart import Frame, frame_of
 
 __all__ = [
     "HEADER_BYTES",

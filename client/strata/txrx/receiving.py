@@ -35,7 +35,7 @@ from strata.txrx.frames import (
     encode_response,
     read_header,
 )
-from strata.txrx.framing import FrameReader
+from strata.txrx.multipart import FrameReader
 from strata.txrx.settings import TxRxSettings
 
 __all__ = ["ReceiverCounters", "ReceivingLink", "ReceivingSession", "Sessions"]

@@ -50,7 +50,7 @@ from strata.txrx.frames import (
     encode_header,
     read_response,
 )
-from strata.txrx.framing import EMPTY_FRAME, LARGE, MAX_PARTS, FrameReader, frame_of, frame_size
+from strata.txrx.multipart import EMPTY_FRAME, LARGE, MAX_PARTS, FrameReader, frame_of, frame_size
 from strata.txrx.settings import TxRxSettings
 
 __all__ = ["Returned", "SenderCounters", "SendingSession"]

@@ -18,7 +18,7 @@ from strata_pipeline.cli.app import (
     spark_conf,
 )
 from strata_pipeline.cli.progress import steps_shown
-from strata_pipeline.cli.reporting import Days
+from strata_pipeline.cli.report_parts import Days
 
 __all__ = ["report_command"]
 

@@ -8,7 +8,7 @@ import typer
 
 from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, spark_conf
 from strata_pipeline.cli.progress import steps_shown
-from strata_pipeline.cli.reporting import Days, Output, print_row, print_table
+from strata_pipeline.cli.report_parts import Days, Output, print_row, print_table
 from strata_pipeline.errors import UsageError
 from strata_pipeline.reports.text import count_text, shortened, size_text
 from strata_pipeline.reports.traffic import TrafficFigures

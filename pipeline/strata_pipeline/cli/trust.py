@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, spark_conf
 from strata_pipeline.cli.progress import steps_shown
-from strata_pipeline.cli.reporting import Output, print_row, print_table
+from strata_pipeline.cli.report_parts import Output, print_row, print_table
 from strata_pipeline.reports.text import count_text, shortened
 
 __all__ = ["trust_command"]

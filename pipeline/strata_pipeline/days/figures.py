@@ -12,14 +12,23 @@ import msgspec
 from strata_pipeline.errors import UsageError
 from strata_pipeline.lake import files
 
-__all__ = ["AUTHORS", "DayFigures", "Kind", "calendar", "forget_changed", "keep_days", "kept", "week_of"]
+__all__ = [
+    "AUTHORS",
+    "DayFigures",
+    "KindTotals",
+    "calendar",
+    "forget_changed",
+    "keep_days",
+    "kept",
+    "week_of",
+]
 
 _FORMAT = 2
 AUTHORS = 12
 """The binary logarithm of the size of a sketch of authors: 4 KiB, with an error of about 1.6 %."""
 
 
-class Kind(msgspec.Struct, frozen=True):
+class KindTotals(msgspec.Struct, frozen=True):
     """The number and total size of the packets of one kind."""
 
     packets: int
@@ -34,7 +43,7 @@ class DayFigures(msgspec.Struct, frozen=True, kw_only=True):
     day: str
     tip: str
     """The day's mark (`LakeState.mark_of`): a different one means that the day has changed."""
-    kinds: dict[str, Kind]
+    kinds: dict[str, KindTotals]
     origins: dict[str, int]
     """Packets with media by the origin that they claim, or `not proven`."""
     lags: dict[int, int]

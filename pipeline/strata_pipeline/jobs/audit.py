@@ -29,7 +29,7 @@ from strata.protocol.lake import GENESIS, WITNESSED, LakeError, Manifest, Span, 
 from strata_pipeline.datasets import Packets, Quarantine
 from strata_pipeline.errors import PipelineError, UsageError, log_too_short
 from strata_pipeline.jobs.audit_erasures import check_erasures
-from strata_pipeline.jobs.audited import LISTED, Audited, Finding, add_faults, from_fault
+from strata_pipeline.jobs.audit_result import LISTED, Audited, Finding, add_faults, from_fault
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.file_checks import files_faults
 from strata_pipeline.lake.checking import Unit

@@ -15,7 +15,7 @@ from strata.protocol.lake import Erasure, Manifest, day_of
 from strata.protocol.tombstones import Tombstone, told_place
 
 from strata_pipeline.errors import LakeError
-from strata_pipeline.jobs.audited import Audited, Finding, add_faults
+from strata_pipeline.jobs.audit_result import Audited, Finding, add_faults
 from strata_pipeline.lake.checking import batch_name
 from strata_pipeline.lake.contents import UNREADABLE, parquet_files, read_rows
 from strata_pipeline.lake.faults import Fault

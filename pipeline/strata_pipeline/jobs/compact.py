@@ -35,7 +35,7 @@ from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.generations import delete_retired, replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
-from strata_pipeline.lake.rewrites import ERASED_GRACE, Grace
+from strata_pipeline.lake.rewrite_attempts import ERASED_GRACE, Grace
 from strata_pipeline.lake.stores.schemes import is_object_place
 
 __all__ = ["DEFAULT_GRACE", "DEFAULT_PATIENCE", "Compacted", "compact"]
@@ -81,7 +81,7 @@ def compact(
 
     In a bucket, small parts of a day become parts of about `file_bytes`, without any waiting: a process that
     opened the lake earlier can read the replaced objects for as long as `grace` says. There this also raises
-    `StoreError`.
+    `ObjectStoreError`.
     """
     if is_object_place(path):
         return _compact_bucket(spark, str(path), file_bytes, grace, delta, progress)

@@ -54,7 +54,7 @@ def copy_lake(
     A compacted day is copied batch by batch, as it was archived. `progress` is called before each batch. Rows
     that were erased from the source are erased from the target first; on a disk this waits up to `patience`
     seconds for jobs that read it. Raises `LakeError` if the target, by its manifests and erasures, is not a
-    beginning of the source or if a batch is damaged, `LakeBusy`, `StoreError`, `UsageError`.
+    beginning of the source or if a batch is damaged, `LakeBusy`, `ObjectStoreError`, `UsageError`.
     """
     lake = open_lake(source)
     done = Copied()

@@ -27,7 +27,7 @@ from strata_pipeline.lake import files
 from strata_pipeline.lake.attempts import object_name
 from strata_pipeline.lake.checking import Unit, batch_name, chunks
 from strata_pipeline.lake.contents import parquet_files
-from strata_pipeline.lake.erasing import mark, place_erasure, put_record
+from strata_pipeline.lake.erasure_commit import mark, place_erasure, put_record
 from strata_pipeline.lake.footers import check_footer
 from strata_pipeline.lake.generations import check_day, check_own
 from strata_pipeline.lake.lake import Lake
@@ -35,7 +35,7 @@ from strata_pipeline.lake.layout import Folders
 from strata_pipeline.lake.object_generations import batches_of
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import AnyLake
-from strata_pipeline.lake.rewrites import Rewrite
+from strata_pipeline.lake.rewrite_attempts import Rewrite
 from strata_pipeline.lake.superseding import Erasing, attempting, supersede
 
 __all__ = ["bring_erasures", "check_erasures_begin", "listed_ahead"]
@@ -63,7 +63,7 @@ def bring_erasures(lake: AnyLake, copy: AnyLake, patience: float) -> int:
 
     On a disk, days change places while no job of ours reads the copy. Raises `LakeBusy` if jobs still read it
     after `patience` seconds or if another process is working on its days, `LakeError` if rows are damaged,
-    and `StoreError`; records that were already copied stay.
+    and `ObjectStoreError`; records that were already copied stay.
     """
     missing = lake.erasures.records[len(copy.erasures.records) :]
     if missing and isinstance(copy, Lake):

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from strata.protocol.lake import Manifest, Span, StoredObject
 
 from strata_pipeline.datasets.objects import write_objects
-from strata_pipeline.errors import StoreError
+from strata_pipeline.errors import ObjectStoreError
 from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
@@ -80,7 +80,7 @@ class _InBucket:
         if self._brought is None:
             self._brought, faults = self._stack.enter_context(self._lake.shelf.at_hand(self._objects))
             if faults:
-                raise StoreError(f"{faults[0].detail}, just now: nothing was committed. Run this again")
+                raise ObjectStoreError(f"{faults[0].detail}, just now: nothing was committed. Run this again")
         folder = self._brought / self._attempt.folder(root)
         return folder if folder.is_dir() else None
 

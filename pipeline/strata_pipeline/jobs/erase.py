@@ -28,7 +28,7 @@ from strata.protocol.tombstones import read_tombstone
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy, LakeError, LogError
 from strata_pipeline.jobs.failures import Refused, translate_failures
-from strata_pipeline.jobs.object_days import Found, Gone, erase_from_day, still_there
+from strata_pipeline.jobs.object_days import Found, RemovedRows, erase_from_day, still_there
 from strata_pipeline.jobs.parts import PartDone, PartWork, packets_there
 from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.jobs.rewriting import rewrite_parts, write_day
@@ -36,13 +36,13 @@ from strata_pipeline.lake import files
 from strata_pipeline.lake.checking import Unit, units_of_day
 from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.delta import is_published, publish
-from strata_pipeline.lake.erasing import mark, place_erasure
+from strata_pipeline.lake.erasure_commit import mark, place_erasure
 from strata_pipeline.lake.generations import check_day, check_own
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import Folders, listed, span_over
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import AnyLake
-from strata_pipeline.lake.rewrites import ERASED_GRACE, Grace
+from strata_pipeline.lake.rewrite_attempts import ERASED_GRACE, Grace
 from strata_pipeline.lake.rows import checked_files, places_at
 from strata_pipeline.lake.stores.schemes import is_object_place
 from strata_pipeline.log.database import connect, read_tombstones
@@ -98,7 +98,7 @@ def erase(
 
     In a bucket nothing waits. Replaced objects stay for `grace` seconds, for processes that opened the lake
     earlier; after that the next run, or compact, deletes them, or this run if `grace` is 0. There this also
-    raises `StoreError`.
+    raises `ObjectStoreError`.
     """
     if is_object_place(path):
         return _erase_from_bucket(spark, url, str(path), timedelta(seconds=grace), progress)
@@ -144,7 +144,9 @@ def _erase_from_bucket(
                 found, others = still_there(lake, day, _read(texts))
                 done.aside += others
                 try:
-                    gone = erase_from_day(lake, day, found, run) if found and day in finished else Gone()
+                    gone = (
+                        erase_from_day(lake, day, found, run) if found and day in finished else RemovedRows()
+                    )
                 except LakeBusy:
                     done.waiting += len(found)
                     continue

@@ -17,11 +17,11 @@ from strata.protocol.tombstones import Tombstone
 from strata_pipeline.jobs.parts import PartDone, PartWork, groups_of
 from strata_pipeline.lake.object_generations import batches_of
 from strata_pipeline.lake.object_lake import ObjectLake
-from strata_pipeline.lake.rewrites import give_up
+from strata_pipeline.lake.rewrite_attempts import give_up
 from strata_pipeline.lake.superseding import Erasing, attempting, supersede
 from strata_pipeline.transforms.emptying import held_aside, read_aside
 
-__all__ = ["Asked", "Found", "Gone", "Run", "compact_day", "erase_from_day", "still_there"]
+__all__ = ["Asked", "Found", "RemovedRows", "Run", "compact_day", "erase_from_day", "still_there"]
 
 Run = Callable[[ObjectLake, Sequence[PartWork]], list[PartDone]]
 """Does the work of tasks, in any order."""
@@ -29,7 +29,7 @@ Found = Mapping[int, tuple[Tombstone, bytes]]
 """Tombstones by sequence, each with its text."""
 
 
-class Gone(NamedTuple):
+class RemovedRows(NamedTuple):
     """What an erasure has removed from a day."""
 
     packets: int = 0
@@ -95,7 +95,7 @@ def still_there(lake: ObjectLake, day: int, found: Found) -> Asked:
     return Asked({n: one for n, one in left.items() if n not in aside}, len(held.others))
 
 
-def erase_from_day(lake: ObjectLake, day: int, found: Found, run: Run) -> Gone:
+def erase_from_day(lake: ObjectLake, day: int, found: Found, run: Run) -> RemovedRows:
     """Erase packets from a finished day and from its quarantined rows; return how many were there.
 
     Raises what `compact_day` raises.
@@ -118,12 +118,12 @@ def erase_from_day(lake: ObjectLake, day: int, found: Found, run: Run) -> Gone:
     strangers = tuple(text for one in done for text in one.strangers)
     if not erased:  # they were removed before they were archived
         give_up(lake.store, rewrite)
-        return Gone(strangers=strangers)
+        return RemovedRows(strangers=strangers)
     batches_now = [batch for one in done for batch in one.batches]
     emptied = sum(one.emptied for one in done)
     erasing = Erasing(batches_now, b"".join(found[sequence][1] + b"\n" for sequence in erased), emptied)
     supersede(lake, rewrite, _with(parts, done), int(time.time()), erasing)
-    return Gone(len(erased) - emptied, emptied, strangers)
+    return RemovedRows(len(erased) - emptied, emptied, strangers)
 
 
 def _joined(group: Sequence[Part]) -> Part:

@@ -29,7 +29,7 @@ from strata.protocol.lake import (
 from strata.protocol.tombstones import Tombstone, told_place
 
 from strata_pipeline.datasets.objects import ARROW, OBJECT_BYTES, put_rows
-from strata_pipeline.errors import LakeError, StoreError
+from strata_pipeline.errors import LakeError, ObjectStoreError
 from strata_pipeline.lake.attempts import object_name
 from strata_pipeline.lake.checking import Unit
 from strata_pipeline.lake.generations import check_day
@@ -101,8 +101,8 @@ def groups_of(parts: Sequence[Part], manifests: Sequence[Manifest], part_bytes: 
 
 
 def rewrite_part(store: ObjectStore, work: PartWork) -> PartDone:
-    """Rewrite a part. Raises `LakeError` for a damaged part, and `StoreError`; the objects that it puts do
-    not count yet."""
+    """Rewrite a part. Raises `LakeError` for a damaged part, and `ObjectStoreError`; the objects that it puts
+    do not count yet."""
     shelf = Bucket(store)
     with _brought(shelf, store, work.part.objects) as (old, faults):
         if faults:
@@ -119,7 +119,7 @@ def rewrite_part(store: ObjectStore, work: PartWork) -> PartDone:
         objects = writer.write(old, gone)
         with _brought(shelf, store, objects) as (new, faults):
             if faults:
-                raise StoreError(f"{faults[0]}, just now: nothing was committed. Run this again")
+                raise ObjectStoreError(f"{faults[0]}, just now: nothing was committed. Run this again")
             sequences = [one.sequence for one in gone]
             batches = erased_batches(work.manifests, old, new, sequences) if gone else []
             manifests = told(work.manifests, [_preview(batches)])

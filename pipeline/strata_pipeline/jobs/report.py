@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets import Quarantine
-from strata_pipeline.days.figures import DayFigures, Kind, forget_changed, keep_days, week_of
+from strata_pipeline.days.figures import DayFigures, KindTotals, forget_changed, keep_days, week_of
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, portions, write_page
@@ -119,7 +119,10 @@ def _figures(day: str, tip: str, rows: list[Row]) -> DayFigures:
     return DayFigures(
         day=day,
         tip=tip,
-        kinds={name: Kind(row["packets"], row["size"]) for name, row in sorted(told.get("kind", {}).items())},
+        kinds={
+            name: KindTotals(row["packets"], row["size"])
+            for name, row in sorted(told.get("kind", {}).items())
+        },
         origins=packets("origin"),
         lags={int(name): count for name, count in packets("lag").items()},
         skews={int(name): count for name, count in packets("skew").items()},

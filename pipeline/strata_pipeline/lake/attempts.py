@@ -6,8 +6,8 @@ An attempt writes objects under names that begin with its own, and commits with 
 only if there is none with that number. So once the chain has a manifest with the number, no matter who put
 it, the attempt can never commit any more: the objects that it has left and that no listing names belong to
 nobody, and may be deleted, and so may files of witnesses with the number that the manifest does not bind.
-This needs no clock; a grace period is added to it. `rewrites` covers attempts to rewrite a day. Nothing else
-in a bucket is ever deleted.
+This needs no clock; a grace period is added to it. `rewrite_attempts` covers attempts to rewrite a day.
+Nothing else in a bucket is ever deleted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from strata.protocol.lake import (
     witnesses_name,
 )
 
-from strata_pipeline.errors import StoreError
+from strata_pipeline.errors import ObjectStoreError
 from strata_pipeline.lake.layout import batch_path
 from strata_pipeline.lake.state import LakeState
 from strata_pipeline.lake.stores.objects import ObjectStore
@@ -143,14 +143,14 @@ def records(
 
 
 def check_refuses(store: ObjectStore) -> str:
-    """Raise `StoreError` for a store that lets two writers put the same name, where no commit would be safe.
+    """Raise `ObjectStoreError` for a store that lets two writers put one name, where no commit would be safe.
 
     Return the name of the object that this has put, for `look_at_clock`.
     """
     name = f"{_PROBE}{uuid.uuid4().hex}"
     if store.put_new(name, b"1") and store.put_new(name, b"2"):
         store.delete([name])
-        raise StoreError(
+        raise ObjectStoreError(
             f"the object store of {store.url()} ignores If-None-Match: two archives would overwrite each "
             "other's manifests. Use a store that can put an object only where there is none"
         )
@@ -160,7 +160,7 @@ def check_refuses(store: ObjectStore) -> str:
 def forget(store: ObjectStore, attempt: Attempt, named: Collection[str]) -> None:
     """Remove the record of an attempt after its commit, unless its tasks have left objects that its listing
     does not name."""
-    with contextlib.suppress(StoreError):  # then a later run does it
+    with contextlib.suppress(ObjectStoreError):  # then a later run does it
         if not set(_written_by(store, attempt)) - set(named):
             store.delete([attempt.record])
 
@@ -168,13 +168,13 @@ def forget(store: ObjectStore, attempt: Attempt, named: Collection[str]) -> None
 def look_at_clock(store: ObjectStore, probe: str) -> datetime:
     """The time by the clock of the store: when it took `probe`, which `check_refuses` has just put.
 
-    Delete the probe, and others that killed processes have left. Raises `StoreError` if the probe is not in
-    the list.
+    Delete the probe, and others that killed processes have left. Raises `ObjectStoreError` if the probe is
+    not in the list.
     """
     there = {one.name: one.modified_at for one in store.listed(ATTEMPTS, _PROBE)}
     now = there.get(probe)
     if now is None:
-        raise StoreError(
+        raise ObjectStoreError(
             f"the object store of {store.url()} does not list an object that it has just taken: a lake needs "
             "a store whose lists are up to date"
         )

@@ -28,7 +28,7 @@ from strata_pipeline.lake.delta_places import DeltaOnDisk, DeltaPlace, delta_log
 from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.schemas import schema
 
-__all__ = ["APP", "Published", "delta_log", "is_published", "publish", "published_files"]
+__all__ = ["APP", "DeltaPublished", "delta_log", "is_published", "publish", "published_files"]
 
 APP = "strata-lake"
 """The application id of our commits; its version is the number of the last manifest that a commit covers."""
@@ -47,7 +47,7 @@ _PROPERTIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class DeltaPublished:
     """The Delta table after a publishing."""
 
     version: int
@@ -67,7 +67,7 @@ def is_published(lake: AnyLake) -> bool:
     return place_of(lake).version() is not None
 
 
-def publish(lake: AnyLake, *, days: Collection[int] | None = None, rebuild: bool = False) -> Published:
+def publish(lake: AnyLake, *, days: Collection[int] | None = None, rebuild: bool = False) -> DeltaPublished:
     """Bring the Delta log up to date with the chain, as `lake` has read it, in one commit.
 
     This looks at all days or, with `days`, at these and at the days of what the chain has gained since the
@@ -76,7 +76,7 @@ def publish(lake: AnyLake, *, days: Collection[int] | None = None, rebuild: bool
     year as on the first day. `rebuild` moves the log aside (in a bucket, deletes it) and makes another. On a
     disk this waits for another publisher and for a day whose files are being replaced; in a bucket it raises
     `LakeBusy` if others are repeatedly faster. Raises `LakeError` if the log or the files do not belong to
-    the chain, `UsageError` for an empty lake, and `StoreError`.
+    the chain, `UsageError` for an empty lake, and `ObjectStoreError`.
     """
     place = place_of(lake)
     if not lake.chain.end.number:
@@ -108,7 +108,7 @@ def published_files(lake: Path, version: int | None = None) -> list[Path]:
     return [packets / path for path in _actions(DeltaTable(packets, version=version))]
 
 
-def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None) -> Published:
+def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None) -> DeltaPublished:
     version = place.version()
     if days is not None and not days and version is not None and isinstance(place, DeltaOnDisk):
         done = _publish_gained(lake, place, version)
@@ -145,7 +145,7 @@ def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None) -> 
             place.table, _schema(), added, partition_by=_PARTITIONS, name="packets",
             configuration=_PROPERTIES, commit_properties=properties, storage_options=place.options,
         )  # fmt: skip
-        return Published(0, last, len(added), 0, sum(rows.values()))
+        return DeltaPublished(0, last, len(added), 0, sum(rows.values()))
     if added or removed:
         now = int(time.time() * 1000)
         gone = [RemoveAction(path, False, now, known[path]["size"], _values(known[path])) for path in removed]
@@ -153,10 +153,10 @@ def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None) -> 
             [*added, *gone], "append", _schema(), _PARTITIONS, commit_properties=properties
         )
         table.update_incremental()
-    return Published(table.version(), last, len(added), len(removed), sum(rows.values()))
+    return DeltaPublished(table.version(), last, len(added), len(removed), sum(rows.values()))
 
 
-def _publish_gained(lake: AnyLake, place: DeltaOnDisk, version: int) -> Published | None:
+def _publish_gained(lake: AnyLake, place: DeltaOnDisk, version: int) -> DeltaPublished | None:
     """Add the batches that the chain has gained since the last commit, without reading older ones.
 
     Return None if that commit is not ours, or if the batches do not lie in their own folders, because a day
@@ -186,7 +186,7 @@ def _publish_gained(lake: AnyLake, place: DeltaOnDisk, version: int) -> Publishe
             table = DeltaTable(place.table, storage_options=place.options)
             table.create_checkpoint()
             table.cleanup_metadata()
-    return Published(version, last, len(added), 0, sum(map(lake.rows_of, days)))
+    return DeltaPublished(version, last, len(added), 0, sum(map(lake.rows_of, days)))
 
 
 def _check_batch(manifest: Manifest, files: list[AddAction]) -> None:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 from strata.protocol.lake import Span, StoredObject
 
-from strata_pipeline.errors import LakeError, StoreError
+from strata_pipeline.errors import LakeError, ObjectStoreError
 from strata_pipeline.lake import files
 from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.footers import check_content, check_end, check_footer
@@ -175,7 +175,7 @@ class _InBucket:
 
     def failed(self, error: OSError) -> Exception:
         told = " ".join(_decoration.sub("", str(error)).split())
-        return StoreError(f"the object store, at {self.log}: {told}")
+        return ObjectStoreError(f"the object store, at {self.log}: {told}")
 
     def alone(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()

@@ -3,7 +3,7 @@
 _erased/0000000000.json       what the batches of a day hold since the erasure
 _erased/0000000000.jsonl      its tombstones
 
-`erasing` describes how a record is put there.
+`erasure_commit` describes how a record is put there.
 """
 
 from __future__ import annotations

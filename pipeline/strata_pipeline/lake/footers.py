@@ -26,13 +26,13 @@ __all__ = [
     "INT32",
     "INT64",
     "WIDTHS",
-    "Chunk",
+    "ColumnChunk",
     "ColumnData",
+    "ColumnStatistics",
     "Count",
     "EncodingCount",
     "Footer",
     "RowGroup",
-    "Statistics",
     "Told",
     "check_content",
     "check_end",
@@ -65,7 +65,7 @@ class Told(Struct, frozen=True):
     be there: with it, the rows are elsewhere."""
 
 
-class Statistics(Told, frozen=True):
+class ColumnStatistics(Told, frozen=True):
     """Bounds of values, and the number of nulls."""
 
     old_max: bytes | None = field(default=None, name="1S")
@@ -103,7 +103,7 @@ class ColumnData(Told, frozen=True):
     size: Count = field(name="7L")
     first_page_at: Count = field(name="9L")
     dictionary_at: Annotated[int, Meta(gt=0)] | None = field(default=None, name="11L")
-    statistics: Statistics | None = field(default=None, name="12R")
+    statistics: ColumnStatistics | None = field(default=None, name="12R")
     encoding_counts: list[EncodingCount] | None = field(default=None, name="13A")
     bloom_filter_at: int | None = field(default=None, name="14L")
     sizes: _Sized | None = field(default=None, name="16R")
@@ -115,7 +115,7 @@ class ColumnData(Told, frozen=True):
         return self.first_page_at if self.dictionary_at is None else self.dictionary_at
 
 
-class Chunk(Told, frozen=True):
+class ColumnChunk(Told, frozen=True):
     """A column of a row group."""
 
     file_offset: int = field(name="2L")
@@ -137,7 +137,7 @@ class Chunk(Told, frozen=True):
 class RowGroup(Told, frozen=True):
     """Consecutive rows of a file."""
 
-    columns: list[Chunk] = field(name="1A")
+    columns: list[ColumnChunk] = field(name="1A")
     raw_size: int = field(name="2L")
     rows: Count = field(name="3L")
     sorted_by: list[Any] | None = field(default=None, name="4A")
@@ -322,7 +322,7 @@ def _check_group(group: RowGroup, columns: list[_Element], end: int) -> None:
         raise ValueError("it begins elsewhere than its first column")
 
 
-def _check_chunk(chunk: Chunk, column: _Element, rows: int, end: int) -> None:
+def _check_chunk(chunk: ColumnChunk, column: _Element, rows: int, end: int) -> None:
     data = chunk.data
     if data.path != [column.name] or data.type != column.type:
         raise ValueError("it has another name or type than in the schema")
@@ -340,7 +340,7 @@ def _check_chunk(chunk: Chunk, column: _Element, rows: int, end: int) -> None:
     _check_sizes(data.sizes, column)
 
 
-def _check_statistics(told: Statistics | None, kind: int | None) -> None:
+def _check_statistics(told: ColumnStatistics | None, kind: int | None) -> None:
     width = WIDTHS.get(kind or BYTES)
     if told is None or width is None:
         return

@@ -21,7 +21,7 @@ from strata.protocol.lake import Manifest, Span, encode, seal
 from strata_pipeline.errors import LakeBusy, LakeError, UsageError
 from strata_pipeline.lake import files
 from strata_pipeline.lake.checking import Unit, units_of_day
-from strata_pipeline.lake.erasing import RECORD
+from strata_pipeline.lake.erasure_commit import RECORD
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.layout import STAGED_MANIFEST, STAGED_WITNESSES, LakeLayout, span_of
 from strata_pipeline.lake.recovery import recover_batches, recover_days

@@ -18,8 +18,8 @@ replaced.
 
 A finished day can be rewritten in the same steps: a record of the attempt, objects, a listing of all objects
 of the day, and as the commit a generation, if there is none with its number. From then on that listing
-defines the day, and the listings of its batches do not count. `rewrites` describes what happens to older
-objects.
+defines the day, and the listings of its batches do not count. `rewrite_attempts` describes what happens to
+older objects.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from strata.protocol.lake import (
     witnesses_name,
 )
 
-from strata_pipeline.errors import LakeBusy, LakeError, StoreError
+from strata_pipeline.errors import LakeBusy, LakeError, ObjectStoreError
 from strata_pipeline.lake.attempts import (
     ROOTS,
     Attempt,
@@ -70,7 +70,14 @@ from strata_pipeline.lake.checking import Unit, batch_name, batches_faults
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.layout import LakeLayout, batch_path, span_over
 from strata_pipeline.lake.object_generations import Generations, ObjectErasures, batches_of
-from strata_pipeline.lake.rewrites import DEFAULT_GRACE, NO_BASE, Grace, replaced, rewrites, sweep_days
+from strata_pipeline.lake.rewrite_attempts import (
+    DEFAULT_GRACE,
+    NO_BASE,
+    Grace,
+    replaced,
+    rewrites,
+    sweep_days,
+)
 from strata_pipeline.lake.state import LakeState
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.records import ObjectRecords
@@ -110,7 +117,7 @@ class ObjectLake(LakeState):
     @classmethod
     def open(cls, place: str) -> ObjectLake:
         """The lake at `s3://bucket/prefix`, for reading; its chain is checked. Raises `LakeError`,
-        `StoreError`, `UsageError`."""
+        `ObjectStoreError`, `UsageError`."""
         lake = cls(ObjectStore.at(place))
         lake.load()
         if not lake.chain.end.number:
@@ -127,7 +134,7 @@ class ObjectLake(LakeState):
         No lock excludes other writers: the one that commits second gets `LakeBusy` from `commit`. Leftovers
         of attempts to add batches that can no longer commit are deleted after the `grace`. Raises
         `LakeError`, before anything is changed, if chain and listings do not belong together, and
-        `StoreError`, `UsageError`.
+        `ObjectStoreError`, `UsageError`.
 
         With `copying`, a lake is accepted even if its generations name days that its chain has not reached,
         and replaced objects of days are deleted after the grace too.
@@ -263,7 +270,7 @@ class ObjectLake(LakeState):
 
     def _busy(self, sealed: Manifest, attempt: Attempt) -> LakeBusy:
         """The error of an attempt that came second. What it has left is found by its record."""
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(ObjectStoreError):
             # If it took longer than the grace, another process has deleted the record and the first objects.
             attempt.put_record(self.store)
         return LakeBusy(

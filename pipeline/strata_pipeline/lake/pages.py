@@ -14,10 +14,10 @@ from typing import Annotated, BinaryIO, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, field
 
-from strata_pipeline.lake.footers import Chunk, Count, EncodingCount, Statistics, Told
+from strata_pipeline.lake.footers import ColumnChunk, ColumnStatistics, Count, EncodingCount, Told
 from strata_pipeline.lake.thrift import decode
 
-__all__ = ["Page", "PageBounds", "bounds_of", "pages_of"]
+__all__ = ["DataPage", "PageBounds", "bounds_of", "pages_of"]
 
 _HEADER_BYTES: Final = (512, 32 * 2**10)
 """The bytes of most headers, and the most of one, which has up to four values of 4 KiB."""
@@ -33,7 +33,7 @@ class _DataPage(Told, frozen=True):
     encoding: int = field(name="2I")
     definition: int = field(name="3I")
     repetition: int = field(name="4I")
-    statistics: Statistics | None = field(default=None, name="5R")
+    statistics: ColumnStatistics | None = field(default=None, name="5R")
 
 
 class _LaterDataPage(Told, frozen=True):
@@ -41,7 +41,7 @@ class _LaterDataPage(Told, frozen=True):
     nulls: int = field(name="2I")
     rows: int = field(name="3I")
     encoding: int = field(name="4I")
-    statistics: Statistics | None = field(default=None, name="8R")
+    statistics: ColumnStatistics | None = field(default=None, name="8R")
 
 
 class _Dictionary(Told, frozen=True):
@@ -96,7 +96,7 @@ class PageBounds(Told, frozen=True):
     """For each page, the number of nulls and that of values, unless there can be no nulls."""
 
 
-class Page(NamedTuple):
+class DataPage(NamedTuple):
     """A page with values."""
 
     at: int
@@ -106,16 +106,16 @@ class Page(NamedTuple):
     rows: int
     nulls: int | None
     """How many nulls its header tells of; only the later kind of pages has this."""
-    statistics: Statistics | None
+    statistics: ColumnStatistics | None
 
 
-def pages_of(file: BinaryIO, chunk: Chunk) -> list[Page]:
+def pages_of(file: BinaryIO, chunk: ColumnChunk) -> list[DataPage]:
     """The pages with values of a column of a row group.
 
     Raises ValueError unless they are what footer and index say, and have as many values as there are rows.
     """
     data = chunk.data
-    pages: list[Page] = []
+    pages: list[DataPage] = []
     found: Counter[tuple[int, int]] = Counter()
     at, rows = data.begins_at, 0
     end = at + data.size
@@ -130,7 +130,7 @@ def pages_of(file: BinaryIO, chunk: Chunk) -> list[Page]:
             if later is not None and later.rows != values:
                 raise ValueError(f"a page is said to have {later.rows} rows, and has {values} values")
             nulls = None if later is None else later.nulls
-            pages.append(Page(at, size, rows, values, nulls, header.values.statistics))
+            pages.append(DataPage(at, size, rows, values, nulls, header.values.statistics))
             rows += values
         told = header.values or header.dictionary
         found[_AS_COUNTED.get(header.type, header.type), -1 if told is None else told.encoding] += 1
@@ -142,7 +142,7 @@ def pages_of(file: BinaryIO, chunk: Chunk) -> list[Page]:
     return pages
 
 
-def bounds_of(file: BinaryIO, chunk: Chunk, pages: Sequence[Page]) -> PageBounds | None:
+def bounds_of(file: BinaryIO, chunk: ColumnChunk, pages: Sequence[DataPage]) -> PageBounds | None:
     """What the index of a column says of its pages; None if there is none. Raises ValueError."""
     if chunk.index_at is None or chunk.index_bytes is None:
         return None
@@ -181,7 +181,7 @@ def _check_encodings(
         raise ValueError("its pages have other encodings than told")
 
 
-def _check_offsets(file: BinaryIO, chunk: Chunk, pages: Sequence[Page]) -> None:
+def _check_offsets(file: BinaryIO, chunk: ColumnChunk, pages: Sequence[DataPage]) -> None:
     if chunk.offsets_at is None or chunk.offsets_bytes is None:
         if chunk.index_at is not None:
             raise ValueError("its index has no places of pages")

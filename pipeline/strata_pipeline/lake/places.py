@@ -18,7 +18,7 @@ AnyLake: TypeAlias = Lake | ObjectLake
 def open_lake(place: str | Path) -> AnyLake:
     """The lake at a place, for reading; its chain is checked.
 
-    Raises `LakeError`, `StoreError`, `UsageError`.
+    Raises `LakeError`, `ObjectStoreError`, `UsageError`.
     """
     return ObjectLake.open(str(place)) if is_object_place(place) else Lake.open(place)
 

@@ -24,7 +24,7 @@ from strata.protocol.lake import Manifest, Span, decode, read_witnesses, witness
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import files
 from strata_pipeline.lake.contents import UNREADABLE, contents_of
-from strata_pipeline.lake.erasing import finish_erasure
+from strata_pipeline.lake.erasure_commit import finish_erasure
 from strata_pipeline.lake.layout import (
     BATCH,
     STAGED_MANIFEST,

@@ -17,8 +17,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from strata_pipeline.lake.faults import Fault
-from strata_pipeline.lake.footers import BYTES, WIDTHS, Chunk, Footer, RowGroup, Statistics, footer_of
-from strata_pipeline.lake.pages import Page, PageBounds, bounds_of, pages_of
+from strata_pipeline.lake.footers import (
+    BYTES,
+    WIDTHS,
+    ColumnChunk,
+    ColumnStatistics,
+    Footer,
+    RowGroup,
+    footer_of,
+)
+from strata_pipeline.lake.pages import DataPage, PageBounds, bounds_of, pages_of
 
 __all__ = ["false_statistics"]
 
@@ -99,7 +107,7 @@ class _Seen:
 class _Column:
     """A column of a row group, whose rows are added in order."""
 
-    def __init__(self, chunk: Chunk, pages: Sequence[Page], bounds: PageBounds | None) -> None:
+    def __init__(self, chunk: ColumnChunk, pages: Sequence[DataPage], bounds: PageBounds | None) -> None:
         self.name = chunk.name
         self._chunk = chunk
         self._pages = pages
@@ -150,7 +158,7 @@ class _Column:
             yield from _false_index(self._bounds, self._pages, self._seen, data.type)
 
 
-def _false(told: Statistics | None, seen: _Seen, kind: int) -> Iterator[str]:
+def _false(told: ColumnStatistics | None, seen: _Seen, kind: int) -> Iterator[str]:
     if told is None:
         return
     if told.null_count not in (None, seen.nulls):
@@ -166,7 +174,9 @@ def _false(told: Statistics | None, seen: _Seen, kind: int) -> Iterator[str]:
         yield "its older bounds are not those of the rows"
 
 
-def _false_index(told: PageBounds, pages: Sequence[Page], seen: Sequence[_Seen], kind: int) -> Iterator[str]:
+def _false_index(
+    told: PageBounds, pages: Sequence[DataPage], seen: Sequence[_Seen], kind: int
+) -> Iterator[str]:
     if told.are_null != [one.least is None for one in seen]:
         yield "its index is wrong about pages of nulls only"
         return

@@ -19,9 +19,9 @@ from strata.protocol.lake import (
     seal_generation,
 )
 
-from strata_pipeline.errors import LakeBusy, StoreError
+from strata_pipeline.errors import LakeBusy, ObjectStoreError
 from strata_pipeline.lake.object_lake import ObjectLake
-from strata_pipeline.lake.rewrites import Rewrite, give_up
+from strata_pipeline.lake.rewrite_attempts import Rewrite, give_up
 
 __all__ = ["Erasing", "attempting", "supersede"]
 
@@ -49,7 +49,7 @@ def attempting(lake: ObjectLake, day: int) -> Iterator[Rewrite]:
     try:
         yield rewrite
     except Exception:
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(ObjectStoreError):
             give_up(lake.store, rewrite)
         raise
 

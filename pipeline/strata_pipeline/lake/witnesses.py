@@ -81,7 +81,7 @@ class Witnesses:
         return self._records.names()
 
     def read(self, manifest: Manifest) -> bytes:
-        """The file of a batch that has one, as it is. Raises OSError, `StoreError`."""
+        """The file of a batch that has one, as it is. Raises OSError, `ObjectStoreError`."""
         return self._records.read(witnesses_name(manifest))
 
     def text_of(self, manifest: Manifest) -> bytes:

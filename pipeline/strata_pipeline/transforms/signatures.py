@@ -30,7 +30,7 @@ from strata_pipeline.lake.witnesses import ReceivedAt, as_received
 from strata_pipeline.transforms import ed25519
 from strata_pipeline.transforms.checking import columns_fault, explain
 
-__all__ = ["Authors", "Keys", "identity_packets", "keys_by_authors", "packet_fault"]
+__all__ = ["AuthorShare", "SigningKeys", "identity_packets", "keys_by_authors", "packet_fault"]
 
 _KEYS_BYTES = 128 * 2**20
 _EVENT_BYTES = 200
@@ -38,7 +38,7 @@ _EVENT_BYTES = 200
 _Events = Mapping[str, list[tuple[bytes, int]]]
 
 
-class Authors(NamedTuple):
+class AuthorShare(NamedTuple):
     """A share of all authors, by a checksum of their names that Spark and Python both have."""
 
     number: int = 0
@@ -55,7 +55,7 @@ class Authors(NamedTuple):
 
 
 @dataclass
-class Keys:
+class SigningKeys:
     """The keys that may sign for each DID. It is sent to executors, which build each chain when first
     needed."""
 
@@ -65,7 +65,7 @@ class Keys:
     _chains: dict[str, KeyChain] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, packets: Packets, bootstrap: Path | None = None) -> Keys:
+    def of(cls, packets: Packets, bootstrap: Path | None = None) -> SigningKeys:
         """The keys in identity packets and in a bootstrap file. Raises `UsageError` for a bad file."""
         return cls(_events_of(identity_packets(packets)), _read_bootstrap(bootstrap))
 
@@ -102,7 +102,7 @@ def keys_by_authors(
     *,
     received: ReceivedAt = as_received,
     most_bytes: int = _KEYS_BYTES,
-) -> Iterator[tuple[Authors, Keys]]:
+) -> Iterator[tuple[AuthorShare, SigningKeys]]:
     """The authors, one share at a time, each with the keys that may sign for these authors.
 
     There are as many shares as needed for the packets in `identities` about the keys of one share to have at
@@ -114,10 +114,10 @@ def keys_by_authors(
     size = events.agg(F.sum(F.length("body") + F.length("author_id") + _EVENT_BYTES)).collect()[0][0] or 0
     among = max(1, -(-size // most_bytes))
     for number in range(among):
-        authors = Authors(number, among)
+        authors = AuthorShare(number, among)
         yield (
             authors,
-            Keys(_events_of(events.where(authors.are("author_id")), received) if size else {}, told),
+            SigningKeys(_events_of(events.where(authors.are("author_id")), received) if size else {}, told),
         )
 
 
@@ -151,7 +151,7 @@ def identity_packets(packets: Packets) -> DataFrame:
 
 
 def packet_fault(
-    keys: Keys,
+    keys: SigningKeys,
     received_at: int | None,
     packet_id: bytes | None,
     body: bytes | None,

@@ -20,7 +20,7 @@ from strata_pipeline.lake.slices import Slice, rows_of, slices
 from strata_pipeline.lake.stores.shelves import Shelf
 from strata_pipeline.lake.witnesses import ReceivedAt, as_received
 from strata_pipeline.planning import parallelism
-from strata_pipeline.transforms.signatures import Authors, Keys, packet_fault
+from strata_pipeline.transforms.signatures import AuthorShare, SigningKeys, packet_fault
 
 __all__ = ["Verified", "verify_packets"]
 
@@ -79,8 +79,8 @@ def verify_packets(
     shelf: Shelf,
     units: Iterable[Unit],
     span: Span,
-    authors: Authors,
-    keys: Keys,
+    authors: AuthorShare,
+    keys: SigningKeys,
     received: ReceivedAt = as_received,
 ) -> Verified:
     """Verify the packets of some authors whose sequences lie in a span, in the files of these units.
@@ -108,7 +108,7 @@ def verify_packets(
 
 
 def _verify_slice(
-    one: Slice, shelf: Shelf, span: Span, authors: Authors, keys: Keys, received: ReceivedAt
+    one: Slice, shelf: Shelf, span: Span, authors: AuthorShare, keys: SigningKeys, received: ReceivedAt
 ) -> Verified:
     verified = Verified()
     with shelf.at_hand(one.objects) as (folder, _):
@@ -124,7 +124,7 @@ def _verify_slice(
     return verified
 
 
-def _verify_rows(rows: pa.RecordBatch, authors: Authors, keys: Keys, verified: Verified) -> None:
+def _verify_rows(rows: pa.RecordBatch, authors: AuthorShare, keys: SigningKeys, verified: Verified) -> None:
     columns: Sequence[list[Any]] = [rows.column(name).to_pylist() for name in _COLUMNS[:-1]]
     sizes = pc.equal(rows.column("size"), pc.binary_length(rows.column("body"))).to_pylist()
     for (sequence, *row), is_size in zip(zip(*columns, strict=True), sizes, strict=True):

@@ -16,13 +16,13 @@ from strata_pipeline.jobs import erase as job
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.jobs.audit_erasures import check_erasures
-from strata_pipeline.jobs.audited import Audited
+from strata_pipeline.jobs.audit_result import Audited
 from strata_pipeline.jobs.compact import compact
 from strata_pipeline.jobs.copy import copy_lake
 from strata_pipeline.jobs.erase import ErasedFrom, erase
 from strata_pipeline.jobs.parts import packets_there
 from strata_pipeline.jobs.restore import restore
-from strata_pipeline.lake import erasing, files
+from strata_pipeline.lake import erasure_commit, files
 from strata_pipeline.lake.delta import publish, published_files
 from strata_pipeline.lake.lake import Lake
 from typer.testing import CliRunner
@@ -132,7 +132,7 @@ def test_an_audit_that_has_begun_as_the_lake_is_erased_from_counts_what_is_left(
 @pytest.mark.parametrize(
     ("module", "step", "call"),
     [(files, "make_durable", 1), (files, "write_new", 1), (files, "exchange", 1), (files, "place", 1),
-     (files, "write_new", 2), (files, "write_new", 3), (erasing, "mark", 2)],
+     (files, "write_new", 2), (files, "write_new", 3), (erasure_commit, "mark", 2)],
 )  # fmt: skip
 def test_cut_off_at_any_step_a_day_has_all_or_nothing_erased(
     spark, original, tmp_path, made, monkeypatch, module, step, call
@@ -150,7 +150,7 @@ def test_cut_off_at_any_step_a_day_has_all_or_nothing_erased(
 
     with monkeypatch.context() as patch:
         patch.setattr(module, step, dies)
-        patch.setattr("strata_pipeline.jobs.erase.mark", erasing.mark)
+        patch.setattr("strata_pipeline.jobs.erase.mark", erasure_commit.mark)
         with pytest.raises(Killed):
             erase(spark, original[0], tmp_path)
     if is_complete := (tmp_path / "_staging" / "erasure" / "record.json").exists():
@@ -297,7 +297,7 @@ def test_a_record_tells_of_batches_of_its_own_day_alone(tmp_path):
         )
         for one in (first, second)
     ]
-    erasing.put_record(lake, lake.erasures.next(TOY_DAY, 0, told, b""), b"")
+    erasure_commit.put_record(lake, lake.erasures.next(TOY_DAY, 0, told, b""), b"")
     now = Lake.open(tmp_path).erasures.told([first, second])
     assert [one.packets for one in now] == [0, 1]
 
@@ -312,7 +312,7 @@ def test_a_record_that_takes_nothing_out_of_a_batch_proves_nothing_of_it(tmp_pat
     told = ErasedBatch(
         manifest=first.hash, packets=3, quarantined=0, contents="ab" * 32, body_bytes=100, kinds={}
     )
-    erasing.put_record(lake, lake.erasures.next(TOY_DAY, 0, [told], b""), b"")
+    erasure_commit.put_record(lake, lake.erasures.next(TOY_DAY, 0, [told], b""), b"")
     check_erasures(Lake.open(tmp_path), (), audited := Audited(after=after))
     assert audited.counts == {"erasure: count": 1} and "takes nothing out" in str(audited.findings)
 

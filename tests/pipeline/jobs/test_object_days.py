@@ -19,14 +19,14 @@ from strata.protocol.lake import (
 )
 from strata_pipeline.errors import LakeBusy, PipelineError
 from strata_pipeline.jobs.audit_erasures import check_erasures
-from strata_pipeline.jobs.audited import Audited
+from strata_pipeline.jobs.audit_result import Audited
 from strata_pipeline.jobs.copy import copy_lake
-from strata_pipeline.jobs.object_days import Gone, Run, erase_from_day, still_there
+from strata_pipeline.jobs.object_days import RemovedRows, Run, erase_from_day, still_there
 from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
-from strata_pipeline.lake.erasing import put_record
+from strata_pipeline.lake.erasure_commit import put_record
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
-from strata_pipeline.lake.rewrites import DEFAULT_GRACE, Grace, rewrites, sweep_days
+from strata_pipeline.lake.rewrite_attempts import DEFAULT_GRACE, Grace, rewrites, sweep_days
 from strata_pipeline.transforms.emptying import read_aside
 
 from tests.support.file_faults import Killed
@@ -200,7 +200,7 @@ def test_a_row_put_aside_under_another_id_stays_and_is_told_of(in_memory):
             dataclasses.replace(one, received_at=one.received_at + 1),
         ):
             assert still_there(lake, DAY, {ASIDE[0]: (other, text)}) == ({}, 1)
-            assert erase_from_day(lake, DAY, {ASIDE[0]: (other, text)}, inline) == Gone()
+            assert erase_from_day(lake, DAY, {ASIDE[0]: (other, text)}, inline) == RemovedRows()
 
 
 def test_a_record_with_more_tombstones_than_rows_were_put_aside_proves_nothing(in_memory, tmp_path):
@@ -235,7 +235,7 @@ def test_tombstones_of_another_log_or_of_rows_never_archived_change_nothing(in_m
         gone = erase_from_day(lake, DAY, stranger, inline)
         assert gone.rows == 0 and "and the lake has 0x" in gone.strangers[0]
         # Removed from the log before it was archived: there is no such row.
-        assert erase_from_day(lake, DAY, tombstones(sequence(99)), inline) == Gone()
+        assert erase_from_day(lake, DAY, tombstones(sequence(99)), inline) == RemovedRows()
     assert swept(where) == [] and rows_apart(where) == (SOUND, ASIDE)
     with ObjectLake.replace(where) as lake:
         gone = erase_from_day(lake, DAY, {**stranger, **tombstones(sequence(1))}, inline)

@@ -20,7 +20,7 @@ from strata_pipeline.jobs.erase import erase
 from strata_pipeline.jobs.restore import restore
 from strata_pipeline.jobs.tables import DayWindow
 from strata_pipeline.jobs.trust import trust
-from strata_pipeline.lake.delta import Published, publish
+from strata_pipeline.lake.delta import DeltaPublished, publish
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import open_lake
 from typer.testing import CliRunner
@@ -263,7 +263,7 @@ def test_what_a_relay_has_erased_goes_from_a_bucket_as_well(spark, place, new_lo
     done = erase(spark, url, place)
     assert (done.tombstones, done.days, done.packets, done.waiting, done.deleted) == (4, 1, 3, 1, 0)
     # The Delta log has each day.
-    assert publish(open_lake(place)) == Published(version=3, manifest=4, added=0, removed=0, rows=21)
+    assert publish(open_lake(place)) == DeltaPublished(version=3, manifest=4, added=0, removed=0, rows=21)
     audited = audit(spark, place, url=url)
     assert audited.counts == {"log: altered": 1} and audited.erased == 3  # that of the day that continues
     assert (audited.packets, audited.quarantined) == (21, 3) and ObjectLake.open(place).tip == tip

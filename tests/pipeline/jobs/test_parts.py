@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from strata.protocol.lake import LakeError, Part, StoredObject
-from strata_pipeline.errors import StoreError
+from strata_pipeline.errors import ObjectStoreError
 from strata_pipeline.jobs import parts
 from strata_pipeline.jobs.parts import PartWork, groups_of, packets_there, rewrite_part
 from strata_pipeline.lake.object_lake import ObjectLake
@@ -95,7 +95,7 @@ def test_a_part_that_lacks_rows_or_was_put_otherwise_is_refused(lake, monkeypatc
             rewrite_part(lake.store, PartWork(ATTEMPT, few, asked.manifests, gone))
     real = ObjectStore.put
     monkeypatch.setattr(ObjectStore, "put", lambda store, name, content: real(store, name, content[:-1]))
-    with pytest.raises(StoreError, match="just now: nothing was committed"):
+    with pytest.raises(ObjectStoreError, match="just now: nothing was committed"):
         rewrite_part(lake.store, asked)
 
 

@@ -17,7 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from strata_pipeline.days.cohorts import HASHES, SAMPLED, Cohort, Week, cohorts_of
-from strata_pipeline.days.figures import DayFigures, Kind, calendar, forget_changed, keep_days, kept, week_of
+from strata_pipeline.days.figures import (
+    DayFigures,
+    KindTotals,
+    calendar,
+    forget_changed,
+    keep_days,
+    kept,
+    week_of,
+)
 from strata_pipeline.days.forecast import forecast
 from strata_pipeline.days.lags import GROWTH, added, percentile, seconds_of, share_below
 from strata_pipeline.errors import UsageError
@@ -41,7 +49,7 @@ def hashes(*authors: int) -> bytes:
 
 def figures(day: str, number: int = 1, **others: object) -> DayFigures:
     members = {
-        "kinds": {"POST": Kind(100 * number, 50_000 * number), "NOTE": Kind(10, 900)},
+        "kinds": {"POST": KindTotals(100 * number, 50_000 * number), "NOTE": KindTotals(10, 900)},
         "origins": {"SOFTWARE": 5, "not proven": 1},
         "lags": {bucket(-3): 1, bucket(0): 50, bucket(2): 40, bucket(90): 9},
         "skews": {bucket(-3): 1, bucket(0): 4},
@@ -113,7 +121,7 @@ def test_what_is_to_come_is_what_least_squares_say():
 
 def test_days_without_packets_count_in_what_is_to_come():
     mondays = calendar("2026-08-03", "2026-11-09")[::7]
-    days = [figures(day, kinds={"POST": Kind(1, 7 * 2**20)}) for day in mondays]
+    days = [figures(day, kinds={"POST": KindTotals(1, 7 * 2**20)}) for day in mondays]
     note = LakeNote("ab" * 32, days[0].day, days[-1].day, len(days))
     kinds = render_site(SiteFigures(note, days, {}))["kinds.html"]
     # A mebibyte a day, not seven.

@@ -30,7 +30,7 @@ from strata_pipeline.log import restoring
 from typer.testing import CliRunner
 
 from relayd.admission.checks import to_store
-from relayd.store import LogQuery, Outcome, Store
+from relayd.store import AppendOutcome, LogQuery, Store
 from tests.support import relay_logs
 
 DAY = 86_400
@@ -180,9 +180,9 @@ async def _go_on(url):
         )
         appended = await store.append(rows_of([known, repeated, fresh]), TODAY + 60)
         assert [place.outcome for place in appended.dispositions] == [
-            Outcome.DUPLICATE,
-            Outcome.DUPLICATE,
-            Outcome.STORED,
+            AppendOutcome.DUPLICATE,
+            AppendOutcome.DUPLICATE,
+            AppendOutcome.STORED,
         ]
         assert appended.dispositions[1].duplicate_of == attestation(1).digest
         assert appended.dispositions[2].sequence == head + 1 == await store.head()
@@ -408,7 +408,7 @@ async def _serve(url, manifests, rows):
         page = await store.page(LogQuery(), 1000, TODAY)
         assert [row.sequence for row in page.rows] == [row[0] for row in rows if row[7]]
         appended = await store.append(rows_of([DAYS[0][1][2]]), TODAY + 60)
-        assert appended.dispositions[0].outcome is Outcome.STORED
+        assert appended.dispositions[0].outcome is AppendOutcome.STORED
         assert (await store.maintain(TODAY + 60)).days == 2
 
 

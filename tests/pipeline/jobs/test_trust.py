@@ -24,7 +24,7 @@ from strata_pipeline.reports.page import LakeNote
 from strata_pipeline.reports.trust import TrustFigures, render_trust
 from strata_pipeline.transforms.trust import count_authors, standing_edges, statements_by_day
 
-from relayd.moderation import Kind
+from relayd.moderation import SubjectKind
 from relayd.store.erasing import Eraser
 from tests.support import relay_logs
 from tests.support.lake_rows import dataset
@@ -182,7 +182,9 @@ def test_a_day_is_read_once_and_again_when_it_has_changed(spark, log_url, tmp_pa
     eraser = Eraser(log_url, Identity(bytes(32)))
     ids = [revoked.packet_id, days[0][3].packet_id]
     now = NOON + 9 * DAY
-    asyncio.run(eraser.erase(Kind.PACKET, ids, reason="asked for", actor="operator", via="test", now=now))
+    asyncio.run(
+        eraser.erase(SubjectKind.PACKET, ids, reason="asked for", actor="operator", via="test", now=now)
+    )
     tip = Lake.open(lake).tip
     assert erase(spark, log_url, lake).days == 2 and Lake.open(lake).tip == tip
     assert counted() == (2, {(A, B), (D, A), (D, B)})

@@ -26,13 +26,13 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 from strata.protocol.lake import first_of_day
 from strata_pipeline.cli import app
-from strata_pipeline.errors import LakeError, StoreError, UsageError
+from strata_pipeline.errors import LakeError, ObjectStoreError, UsageError
 from strata_pipeline.jobs import compact as compacting
 from strata_pipeline.jobs import erase as erasing
 from strata_pipeline.lake import delta
 from strata_pipeline.lake.delta import (
     APP,
-    Published,
+    DeltaPublished,
     delta_log,
     is_published,
     publish,
@@ -524,7 +524,7 @@ def test_of_two_publishers_of_a_bucket_the_second_goes_on_behind_the_first(objec
     if number == 2:
         publish(open_lake(place))
         put_batch(place, [2])
-    lake, met = open_lake(place), list[Published]()
+    lake, met = open_lake(place), list[DeltaPublished]()
 
     def overtake(asked: Asked) -> None:
         if asked.is_conditional and "_delta_log" in asked.key:
@@ -539,7 +539,7 @@ def test_of_two_publishers_of_a_bucket_the_second_goes_on_behind_the_first(objec
 def test_a_store_that_fails_is_told_of(object_server, place):
     put_batch(place, [1])
     object_server.before = lambda asked: "403 No" if "_delta_log" in asked.key else None
-    with pytest.raises(StoreError, match=r"the object store, at s3://.*_delta_log: .*403"):
+    with pytest.raises(ObjectStoreError, match=r"the object store, at s3://.*_delta_log: .*403"):
         publish(open_lake(place))
 
 

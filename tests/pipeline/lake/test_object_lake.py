@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from strata.protocol.lake import LakeError
-from strata_pipeline.errors import LakeBusy, StoreError
+from strata_pipeline.errors import LakeBusy, ObjectStoreError
 from strata_pipeline.jobs.object_days import compact_day
 from strata_pipeline.lake.attempts import look_at_clock
 from strata_pipeline.lake.object_lake import ObjectLake
@@ -305,11 +305,11 @@ def test_finished_days_get_summaries_by_which_the_lake_is_opened(place):
 
 def test_a_store_that_ignores_conditions_or_lists_late_is_refused_before_it_is_used(object_server, place):
     object_server.deaf = True
-    with pytest.raises(StoreError, match="ignores If-None-Match"):
+    with pytest.raises(ObjectStoreError, match="ignores If-None-Match"):
         put_batch(place, [1])
     object_server.behave()
     late = ObjectLake(object_server.store(place.rpartition("/")[2]))
-    with pytest.raises(StoreError, match="does not list an object that it has just taken"):
+    with pytest.raises(ObjectStoreError, match="does not list an object that it has just taken"):
         look_at_clock(late.store, "_attempts/probe-of-this-moment")
     with pytest.raises(LakeError, match="there is no lake"):
         ObjectLake.open(place)

@@ -16,7 +16,7 @@ from strata.protocol.wire import EXTENSIONS, Auth, AuthChallenge, decode_relay_m
 from relayd.access.auth import (
     CAPABILITIES,
     MAX_FAILURES,
-    Attempt,
+    AuthAttempt,
     Authentication,
     AuthKeys,
     Grants,
@@ -65,7 +65,7 @@ def refusal(session: Authentication, message: Auth, now: int = NOW) -> tuple[str
     return refused.value.code.value, refused.value.detail
 
 
-def verdict(attempt: Attempt, keys: AuthKeys | None = None) -> tuple[str, str | None] | None:
+def verdict(attempt: AuthAttempt, keys: AuthKeys | None = None) -> tuple[str, str | None] | None:
     try:
         verify_attempt(attempt, keys or chain_of(ALICE), NOW)
     except InvalidMessage as error:

@@ -10,7 +10,7 @@ from websockets.datastructures import Headers
 from relayd.access.gate import Access, Visitor
 from relayd.access.limits import purse
 from relayd.config import Settings
-from relayd.moderation import Ban, Bans, Kind
+from relayd.moderation import Ban, Bans, SubjectKind
 
 ALICE, BOB = "did:strata:alice", "did:strata:bob"
 
@@ -460,7 +460,9 @@ def test_a_client_behind_a_proxy_gives_back_the_place_that_it_had_under_another_
 
 
 def banned(*networks: str) -> Bans:
-    return Bans.at(1, [Ban(Kind.NETWORK, network, "", "did:strata:op", None, 0) for network in networks])
+    return Bans.at(
+        1, [Ban(SubjectKind.NETWORK, network, "", "did:strata:op", None, 0) for network in networks]
+    )
 
 
 @pytest.mark.req("R-186")

@@ -19,8 +19,8 @@ from relayd.admission.limits import AdmissionLimits
 from relayd.admission.parsing_apart import ApartParser
 from relayd.admission.pipeline import Admission
 from relayd.admission.request import Lane, PublishRequest
-from relayd.faults import Faults
-from relayd.identity.bootstrap import Bootstrap
+from relayd.faults import FaultLog
+from relayd.identity.bootstrap import BootstrapContents
 from relayd.identity.directory import Identities
 from relayd.policy import Plugins, Policy
 from relayd.store.identities import AuthorsPage
@@ -171,7 +171,7 @@ class Rig:
     def __init__(
         self,
         *,
-        bootstrap: Bootstrap | None = None,
+        bootstrap: BootstrapContents | None = None,
         trust: ProvenanceTrust | None = None,
         plugins: Plugins | None = None,
         rules: KeyRules | None = None,
@@ -186,11 +186,11 @@ class Rig:
         self.changed = asyncio.Event()
         self.errors: list[dict[str, object]] = []
         self.caught: list[str] = []
-        self.faults = Faults(self.caught.append)
+        self.faults = FaultLog(self.caught.append)
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.errors.append(context))
         self.identities = Identities(
             self.log,
-            bootstrap or Bootstrap(),
+            bootstrap or BootstrapContents(),
             rules or KeyRules(),
             on_change=lambda author, digest: self.admission.identity_applied(author, digest),
             faults=self.faults,

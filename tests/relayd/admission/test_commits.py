@@ -11,11 +11,11 @@ import structlog
 from strata.protocol.errors import ErrorCode
 
 from relayd.admission.commits import Commits
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.metrics import Metrics
 from relayd.slices import Slices
 from relayd.store import NewPacket
-from relayd.store.types import Appended, Disposition, Outcome
+from relayd.store.types import Appended, AppendOutcome, Disposition
 
 NOW = 1_760_000_000
 
@@ -38,7 +38,7 @@ def commits(said: list[Any]) -> Commits:
         cast(Any, tail),
         Metrics(),
         on_flush=lambda: said.append("flush"),
-        faults=Faults(),
+        faults=FaultLog(),
         slices=Slices(),
     )
 
@@ -50,7 +50,11 @@ def row(number: int) -> NewPacket:
 @pytest.mark.req("R-176", "R-189")
 def test_answers_come_before_the_feed_and_both_before_the_write(commits, said):
     appended = Appended(
-        6, [Disposition(Outcome.STORED, 7, NOW), Disposition(Outcome.DUPLICATE, 3, NOW - 9, b"first")]
+        6,
+        [
+            Disposition(AppendOutcome.STORED, 7, NOW),
+            Disposition(AppendOutcome.DUPLICATE, 3, NOW - 9, b"first"),
+        ],
     )
     commits.committed(appended, [(row(1), "new"), (row(2), "old")], 0.001)
     new, old, (feed, previous, entries), flush = said
@@ -63,13 +67,13 @@ def test_answers_come_before_the_feed_and_both_before_the_write(commits, said):
 @pytest.mark.req("R-370")
 def test_a_packet_of_a_peer_counts_from_when_the_first_relay_received_it(commits, said):
     packet = NewPacket(bytes(32), "did:strata:a", "TEXT", NOW, None, b"{}", witnessed_at=NOW - 50)
-    commits.committed(Appended(6, [Disposition(Outcome.STORED, 7, NOW)]), [(packet, "old")], 0.001)
+    commits.committed(Appended(6, [Disposition(AppendOutcome.STORED, 7, NOW)]), [(packet, "old")], 0.001)
     assert said[0] == ("ok", "old", NOW - 50, {"duplicate": False})
 
 
 def test_a_row_that_the_database_refuses_is_answered_and_does_not_reach_the_feed(commits, said):
     with structlog.testing.capture_logs() as lines:
-        commits.committed(Appended(6, [Disposition(Outcome.INVALID, 0, 0)]), [(row(1), "bad")], 0.001)
+        commits.committed(Appended(6, [Disposition(AppendOutcome.INVALID, 0, 0)]), [(row(1), "bad")], 0.001)
     assert said == [
         ("error", "bad", ErrorCode.INTERNAL_ERROR, "not_storable"),
         ("feed", 6, []),
@@ -98,7 +102,10 @@ async def test_many_packets_that_were_not_stored_in_time_are_answered_a_few_at_a
 
 @pytest.mark.parametrize(
     ("place", "rung"),
-    [(Disposition(Outcome.STORED, 7, NOW), [("ring", 7)]), (Disposition(Outcome.DUPLICATE, 3, NOW), [])],
+    [
+        (Disposition(AppendOutcome.STORED, 7, NOW), [("ring", 7)]),
+        (Disposition(AppendOutcome.DUPLICATE, 3, NOW), []),
+    ],
 )
 def test_what_the_feed_cannot_take_it_reads_from_the_log(said, place, rung):
     def broken(*_: object) -> None:
@@ -111,7 +118,7 @@ def test_what_the_feed_cannot_take_it_reads_from_the_log(said, place, rung):
         cast(Any, tail),
         Metrics(),
         on_flush=lambda: said.append("flush"),
-        faults=Faults(),
+        faults=FaultLog(),
         slices=Slices(),
     )
     commits.committed(Appended(6, [place]), [(row(1), cast(Any, "new"))], 0.001)

@@ -31,9 +31,9 @@ from strata.protocol.provenance.manifest import ClientKey, client_keys, manifest
 from relayd.admission.budgets import TrustAct, TrustBudgets
 from relayd.admission.checks import judge, to_store, trace
 from relayd.admission.knowledge import Known
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.http.identities import IdentityApi
-from relayd.identity.bootstrap import Bootstrap
+from relayd.identity.bootstrap import BootstrapContents
 from relayd.identity.directory import Identities
 from relayd.store.declined import covers
 from relayd.store.types import Declined, NewPacket
@@ -158,12 +158,12 @@ class Reading:
         self.caught: list[str] = []
 
     async def all(self, packet: Packet, new: NewPacket) -> None:
-        faults = Faults(self.caught.append)
+        faults = FaultLog(self.caught.append)
         log = FakeLog()
         entry = log.append(new, NOW)
         assert entry is not None
         assert Packet.read(new.body) == packet
-        by_feed, by_read = (Identities(log, Bootstrap(), KeyRules(), faults=faults) for _ in range(2))
+        by_feed, by_read = (Identities(log, BootstrapContents(), KeyRules(), faults=faults) for _ in range(2))
         by_feed.observe([entry])
         await by_read.open()
         await by_read.load([packet.author_id])
@@ -172,7 +172,7 @@ class Reading:
             manifest = identities.manifest(packet.author_id)
             list(client_keys(manifest, NOW, 300) if manifest is not None else ())
             api = IdentityApi(
-                identities, Bootstrap(), by_key=log_by_key, declined=Declined, clock=lambda: NOW + 1
+                identities, BootstrapContents(), by_key=log_by_key, declined=Declined, clock=lambda: NOW + 1
             )
             answer = await api.respond(f"/did/{packet.author_id}")
             assert answer is not None and answer.status in (200, 404)
@@ -242,7 +242,7 @@ def test_readers_go_as_deep_as_any_relay_may_take(name: str, levels: int):
         log = FakeLog()
         entry = log.append(to_store(packet, None), NOW)
         assert entry is not None
-        identities = Identities(log, Bootstrap(), KeyRules())
+        identities = Identities(log, BootstrapContents(), KeyRules())
         identities.observe([entry])
         chain = identities.chain(ALICE.did)
         assert chain is not None and not chain.candidates(NOW + 1)

@@ -17,7 +17,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.keys import KeyRules, add_content, document_content, revoke_content, rotate_content
 from strata.protocol.packets import Packet
 
-from relayd.admission import checker, checks, loading, pipeline
+from relayd.admission import check_runner, checks, loading, pipeline
 from relayd.admission.request import PublishRequest
 from tests.relayd.admission.admission_rig import ALICE, NOW, FakeLog, Peer, Rig, made, signed
 
@@ -472,7 +472,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         seen.append((packet.content_type, threading.current_thread() is threading.main_thread()))
         return checks.judge(packet, *arguments, **members)
 
-    monkeypatch.setattr(checker, "judge", judge)
+    monkeypatch.setattr(check_runner, "judge", judge)
     return seen
 
 

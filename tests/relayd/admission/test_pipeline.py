@@ -286,7 +286,7 @@ async def test_only_packets_that_cost_little_are_read_on_the_loop(rig, monkeypat
         read_on.append(threading.current_thread())
         weigh(packet, policy, now, **age)
 
-    monkeypatch.setattr("relayd.admission.checker.weigh", noted)
+    monkeypatch.setattr("relayd.admission.check_runner.weigh", noted)
     peer = Peer()
     texts: list[dict[str, object]] = [{"text": "x" * 4000}, {"list": [1.5] * 600}, {"text": "x" * 20_000}]
     for number, content in enumerate(texts):

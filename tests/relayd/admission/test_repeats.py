@@ -11,7 +11,7 @@ from strata.protocol.packets import Packet
 from relayd.admission import repeats as module
 from relayd.admission.repeats import Repeat, Repeats
 from relayd.admission.request import PublishRequest
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.slices import Slices
 from relayd.store.types import StoreUnavailable
 from tests.relayd.admission.admission_rig import Peer, made
@@ -52,7 +52,7 @@ async def told(
         told=lambda request, repeat: answers.append(repeat),
         lost=lost,
         on_flush=flushed.set,
-        faults=Faults(faults.append),
+        faults=FaultLog(faults.append),
         slices=Slices(),
     )
     for each in packets:
@@ -84,7 +84,7 @@ async def test_many_who_asked_while_the_index_was_away_are_told_a_few_at_a_time(
         told=lambda request, repeat: turns.append(turn),
         lost=lambda request, error: None,
         on_flush=lambda: None,
-        faults=Faults(),
+        faults=FaultLog(),
         slices=Slices(seconds=0.0),  # a turn of the loop has time for one of them
     )
     for number in range(20):
@@ -108,7 +108,7 @@ async def test_of_the_ids_that_were_seen_the_last_are_remembered(monkeypatch):
         told=lambda request, repeat: None,
         lost=lambda request, error: None,
         on_flush=lambda: None,
-        faults=Faults(),
+        faults=FaultLog(),
         slices=Slices(),
     )
     for digest in (b"1", b"2", b"3"):

@@ -12,7 +12,7 @@ import pytest
 from strata.protocol.lake import first_of_day
 
 from relayd.cli import doctor
-from relayd.cli.doctor import Check, Verdict, examine
+from relayd.cli.doctor import Diagnosis, Verdict, examine
 from relayd.config import Settings
 from relayd.lineage import KnownLog, Lineage, Term
 from relayd.store.guard import Guard
@@ -79,7 +79,7 @@ def store(monkeypatch):
     return Store
 
 
-async def check(settings: Settings, name: str, now: float = NOW) -> Check:
+async def check(settings: Settings, name: str, now: float = NOW) -> Diagnosis:
     found = [item for item in await examine(settings, lambda: now) if item.name == name]
     assert found, name
     return found[-1]

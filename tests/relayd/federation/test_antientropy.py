@@ -12,7 +12,7 @@ import pytest
 from strata.relays.conduct import Aspect
 from strata.tools.sim.loop import run_virtually, virtual_time
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.federation import antientropy
 from relayd.federation.antientropy import AntiEntropy
 from relayd.federation.comparing import LONGEST_SECONDS, RECENT_SECONDS, Fetched
@@ -72,7 +72,7 @@ class MadeWorld:
             store=cast(Any, self.log),
             table=self.table,
             metrics=self.metrics,
-            faults=cast(Faults, faults),
+            faults=cast(FaultLog, faults),
             clock=lambda: NOW,
             interval=interval,
             max_items=1000,

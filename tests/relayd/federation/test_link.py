@@ -11,7 +11,7 @@ from strata.protocol.ids import Identity
 from strata.relays.connection.queue import QueuedEvent
 from strata.relays.connection.values import Query
 
-from relayd.federation.link import Link
+from relayd.federation.link import PeerLink
 from relayd.federation.link_parts import LinkEnded, LinkParts, NotListed
 from relayd.federation.mesh import DOWN_SECONDS, Mesh
 from relayd.federation.peers_file import Upstream
@@ -33,7 +33,7 @@ async def test_a_cursor_that_cannot_be_kept_ends_the_link_before_its_packet_is_o
         clock=lambda: 0,
         max_backfill_seconds=60,
     )
-    link = Link(PEER, 1, 1, PeerPlace(None, None), cast(LinkParts, parts))
+    link = PeerLink(PEER, 1, 1, PeerPlace(None, None), cast(LinkParts, parts))
 
     def event(cursor: str) -> QueuedEvent:
         return QueuedEvent(Raw(b"{}"), 0, cursor, False, None, 0.0, 2)
@@ -50,7 +50,7 @@ class Unwilling:
     def __init__(self) -> None:
         self.announced: object | None = None
         self.session = SimpleNamespace(allows=lambda capability: False)
-        self.link: Link | None = None
+        self.link: PeerLink | None = None
 
     def prepare(self) -> None:
         pass
@@ -89,7 +89,7 @@ async def test_a_peer_that_is_reached_and_never_read_is_silent_however_often_it_
         max_backfill_seconds=60,
     )
     while now < DOWN_SECONDS:
-        link = Link(PEER, 1, 1, PeerPlace(None, None), cast(LinkParts, parts))
+        link = PeerLink(PEER, 1, 1, PeerPlace(None, None), cast(LinkParts, parts))
         link._driver = driver = cast(Any, Unwilling())
         driver.link = link
         with pytest.raises(NotListed):
@@ -109,7 +109,7 @@ async def test_a_first_reading_that_was_interrupted_begins_anew_whatever_the_age
     is still unread may have come late from another relay."""
     mesh = Mesh("did:strata:zMe", {PEER.relay_id: "g", "did:strata:zB": "g"}, 0.0)
     parts = SimpleNamespace(identity=Identity.generate(), mesh=mesh, store_mark=None)
-    link = Link(PEER, 1, 1, PeerPlace(None, 1_790_000_000), cast(LinkParts, parts))
+    link = PeerLink(PEER, 1, 1, PeerPlace(None, 1_790_000_000), cast(LinkParts, parts))
     asked: list[Query] = []
 
     def subscribe(query: Query) -> object:

@@ -19,7 +19,7 @@ from relayd.feed import events
 from relayd.feed.events import annotated_tail, event_frames, event_head, event_tail, row_frames
 from relayd.feed.fanout import Fanout
 from relayd.feed.filters import CompiledFilter
-from relayd.feed.subscription import Phase, Subscription, SubscriptionRequest
+from relayd.feed.subscription import FeedPhase, FeedSubscription, SubscriptionRequest
 from relayd.store.types import Declined, LogEntry, NewPacket, StoredPacket
 
 CODEC = CursorCodec(bytes(32))
@@ -66,7 +66,7 @@ class Reader:
 
     def __init__(self, *, name: str = "s", at: int = 0, **request: Any) -> None:
         made = SubscriptionRequest(name, CompiledFilter(), **request)
-        self.subscription = Subscription(made, CODEC)
+        self.subscription = FeedSubscription(made, CODEC)
         self.subscription.start(at)
         self.data = b""
 
@@ -74,11 +74,11 @@ class Reader:
         self.data += frames
         return True
 
-    def fell_behind(self, subscription: Subscription) -> None:
+    def fell_behind(self, subscription: FeedSubscription) -> None:
         raise AssertionError("it reads as fast as we send")
 
     def go_live(self, fanout: Fanout) -> Reader:
-        while self.subscription.phase is not Phase.LIVE:
+        while self.subscription.phase is not FeedPhase.LIVE:
             read = self.subscription.next_read(fanout.position, 10)
             if read is not None:
                 self.subscription.rows_read(read, [], True, fanout.form)
@@ -214,14 +214,14 @@ def test_who_has_no_room_for_a_batch_reads_on_from_before_it():
         def deliver(self, frames: bytes, events: int) -> bool:
             return False
 
-        def fell_behind(self, subscription: Subscription) -> None:
+        def fell_behind(self, subscription: FeedSubscription) -> None:
             behind.append(subscription)
 
     fanout = Fanout(CODEC, 0)
     full, quick = Full().go_live(fanout), Reader().go_live(fanout)
     assert fanout.dispatch([entry(1, PLAIN), entry(2, PLAIN)], NOW) == 2
     assert behind == [full.subscription] and len(quick.events) == 2
-    assert full.subscription.phase is Phase.CATCHING_UP and full.subscription.position == 0
+    assert full.subscription.phase is FeedPhase.CATCHING_UP and full.subscription.position == 0
     fanout.dispatch([entry(3, PLAIN)], NOW)
     assert len(quick.events) == 3 and len(behind) == 1
 

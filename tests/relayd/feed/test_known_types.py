@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.feed import known_types
 from relayd.feed.known_types import KnownTypes
 from relayd.store.columns import string_key
@@ -115,7 +115,7 @@ async def test_what_knows_too_many_or_has_failed_leaves_every_query_as_it_is(how
     monkeypatch.setattr(known_types, "_MOST_TYPES", 3)
     caught: list[str] = []
     log = Log(*(["a", "b", "c", "d"] if how == "stored" else ["a"]))
-    known = KnownTypes(log, Faults(caught.append))
+    known = KnownTypes(log, FaultLog(caught.append))
     if how == "broken":
         monkeypatch.setattr(known, "_add", None)
     known.open()

@@ -18,7 +18,7 @@ from strata.protocol.wire import EndOfHistory, Event, Filters, decode_relay_mess
 from relayd.cursor import CursorCodec
 from relayd.feed.fanout import Fanout
 from relayd.feed.filters import CompiledFilter, compile_filter
-from relayd.feed.subscription import Phase, Subscription, SubscriptionRequest
+from relayd.feed.subscription import FeedPhase, FeedSubscription, SubscriptionRequest
 from relayd.store.types import LogEntry, NewPacket, StoredPacket
 
 CODEC = CursorCodec(bytes(32))
@@ -54,7 +54,7 @@ def frames_of(data: bytes) -> list[bytes]:
 class Reader:
     """One subscription and its sink, which can be full."""
 
-    subscription: Subscription
+    subscription: FeedSubscription
     request: SubscriptionRequest
     opened_at: int = 0
     full: bool = False
@@ -82,7 +82,7 @@ class Reader:
         self.take(frames)
         return True
 
-    def fell_behind(self, subscription: Subscription) -> None:
+    def fell_behind(self, subscription: FeedSubscription) -> None:
         assert subscription is self.subscription
 
 
@@ -120,21 +120,21 @@ class Seams(RuleBasedStateMachine):
             cursor=None if cursor is None else min(cursor, len(self.log)),
             history_marker=True,
         )
-        reader = Reader(Subscription(request, CODEC), request)
+        reader = Reader(FeedSubscription(request, CODEC), request)
         reader.subscription.start(self.fanout.position)
         reader.opened_at = self.fanout.position
         self.readers.append(reader)
 
     @rule(which=st.integers(0, 20), rows=st.integers(1, 4), looks=st.integers(1, 12))
     def step(self, which, rows, looks):
-        waiting = [r for r in self.readers if r.subscription.phase is not Phase.LIVE and not r.closed]
+        waiting = [r for r in self.readers if r.subscription.phase is not FeedPhase.LIVE and not r.closed]
         if waiting and not waiting[which % len(waiting)].full:
             self.read_once(waiting[which % len(waiting)], rows, looks)
 
     def read_once(self, reader: Reader, rows: int, looks: int = 1000) -> None:
         """`looks`: the number of packets that the store examines before it answers with what it has."""
         subscription = reader.subscription
-        if subscription.phase is Phase.CATCHING_UP and rows == 1:
+        if subscription.phase is FeedPhase.CATCHING_UP and rows == 1:
             entries = self.fanout.recent_after(subscription.position)
             if entries is not None:
                 reader.take(subscription.entries_read(entries, NOW, self.fanout.position, "rewrite")[0])
@@ -170,7 +170,7 @@ class Seams(RuleBasedStateMachine):
 
     def read_to_live(self, reader: Reader, rows: int) -> None:
         for _ in range(2 * len(self.log) + 4):  # each page has a row or leads into the next phase
-            if reader.subscription.phase is Phase.LIVE:
+            if reader.subscription.phase is FeedPhase.LIVE:
                 break
             self.read_once(reader, rows)
 
@@ -213,7 +213,7 @@ class Seams(RuleBasedStateMachine):
             if reader.closed:
                 continue
             self.read_to_live(reader, 2)
-            assert reader.subscription.phase is Phase.LIVE, "reading comes to its end"
+            assert reader.subscription.phase is FeedPhase.LIVE, "reading comes to its end"
             history, live = self.expected(reader)
             assert [n for n, _ in reader.events] == history + live
             self.check_cursors(reader, history, live)
@@ -268,7 +268,7 @@ TestSeams.settings = settings(max_examples=300, stateful_step_count=40, deadline
 
 def open_subscription(fanout: Fanout, **request) -> Reader:
     made = SubscriptionRequest(subscription_id="s", filter=CompiledFilter(), **request)
-    return Reader(Subscription(made, CODEC), made)
+    return Reader(FeedSubscription(made, CODEC), made)
 
 
 @pytest.mark.req("R-154", "R-162")
@@ -294,7 +294,7 @@ def test_what_the_history_of_a_descending_walk_holds_is_not_sent_live_too():
     assert second.subscription.position == 8
 
 
-def walked_to_its_end(reader: Reader) -> Subscription:
+def walked_to_its_end(reader: Reader) -> FeedSubscription:
     subscription = reader.subscription
     if not subscription.started:
         subscription.start(5)
@@ -322,7 +322,7 @@ def test_a_walk_back_gives_live_cursors_only_if_nothing_newer_can_be_missing():
 
     def after(*requests) -> bool:
         """Whether the last of these, each of which replaces the previous one, gives live cursors."""
-        before: Subscription | None = None
+        before: FeedSubscription | None = None
         for request in requests:
             reader = open_subscription(fanout, limit=2, **request)
             if before is not None:
@@ -360,7 +360,7 @@ def test_a_walk_back_goes_on_from_the_one_it_replaces_only_if_it_asks_for_the_sa
     first.rows_read(read, [StoredPacket(n, NOW, b'{"n":%d}' % n) for n in (4, 2)], True, "rewrite")
     wanted = compile_filter(Filters(types=kinds), max_values=9)
     request = SubscriptionRequest("s", wanted, until, 9, ascending=False, cursor=cursor)
-    second = Reader(Subscription(request, CODEC), request)
+    second = Reader(FeedSubscription(request, CODEC), request)
     second.subscription.take_over(first)
     assert walked_to_its_end(second).live_cursors is cursors
 
@@ -373,7 +373,7 @@ def test_joining_the_feed_anywhere_but_at_its_position_is_our_bug():
         fanout.join(reader.subscription, reader)  # its history is still to come
     reader.subscription.leave_live(4)
     reader.subscription.next_read(4, 1)
-    assert reader.subscription.phase is Phase.LIVE
+    assert reader.subscription.phase is FeedPhase.LIVE
     with pytest.raises(RuntimeError):
         fanout.join(reader.subscription, reader)
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.feed.fanout import Fanout
 from relayd.feed.tail import Tail
 from relayd.store.types import LogEntry, NewPacket
@@ -87,7 +87,7 @@ class Feed:
             on_dispatch=lambda delivered: None,
             on_entries=lambda entries: self.heard.extend(entry.sequence for entry in entries),
             is_dear=lambda entry: entry.packet.content_type == "KEY_EVENT",
-            faults=Faults(self.faults.append),
+            faults=FaultLog(self.faults.append),
         )
 
     def commit(self, count: int, **options: Any) -> None:

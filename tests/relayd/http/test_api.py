@@ -15,7 +15,7 @@ from relayd.access.auth import OPERATE
 from relayd.config import Settings
 from relayd.http.api import HttpApi, MetricsApi
 from relayd.http.manifest import build_manifest
-from relayd.moderation import Ban, Bans, Kind
+from relayd.moderation import Ban, Bans, SubjectKind
 from relayd.store.types import Gone, StoredPacket, StoreTimeout, StoreUnavailable
 
 BODY = b'{"a":"\xc3\xa9","b":1.0}'
@@ -303,9 +303,9 @@ def test_a_limit_that_is_off_is_no_limit_of_nothing():
 @pytest.mark.parametrize(
     ("setting", "values", "kind", "what"),
     [
-        ("blocked_authors", ("did:x:y",), Kind.AUTHOR, "authors"),
-        ("blocked_packet_ids", (ID,), Kind.PACKET, "packet_ids"),
-        ("blocked_media_hashes", ("cd" * 32,), Kind.MEDIA, "media_hashes"),
+        ("blocked_authors", ("did:x:y",), SubjectKind.AUTHOR, "authors"),
+        ("blocked_packet_ids", (ID,), SubjectKind.PACKET, "packet_ids"),
+        ("blocked_media_hashes", ("cd" * 32,), SubjectKind.MEDIA, "media_hashes"),
     ],
 )
 def test_the_manifest_says_that_something_is_declined_whoever_has_ruled_so(setting, values, kind, what):

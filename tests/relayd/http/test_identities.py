@@ -15,7 +15,7 @@ from strata.protocol.keys import KeyChain, KeyRules, add_content, document_conte
 from strata.protocol.packets import Packet
 
 from relayd.http.identities import IdentityApi
-from relayd.identity.bootstrap import Bootstrap
+from relayd.identity.bootstrap import BootstrapContents
 from relayd.identity.directory import Identities
 from relayd.store.identities import AuthorsPage
 from relayd.store.types import Declined, LogEntry, NewPacket, StoredPacket, StoreUnavailable
@@ -60,7 +60,7 @@ def declined():
 
 @pytest.fixture
 def api(log, declined):
-    bootstrap = Bootstrap(documents={NAMED: (document_of(BOB, NAMED),)})
+    bootstrap = BootstrapContents(documents={NAMED: (document_of(BOB, NAMED),)})
     identities = Identities(log, bootstrap, KeyRules())
     event = packets.build(
         ALICE, add_content(method_id(ALICE.did, "keys-2"), BOB.public_key, valid_from=NOW), timestamp=NOW
@@ -159,12 +159,14 @@ async def test_expired_packets_are_not_shown(log):
         ALICE, document_content(document_of(ALICE, ALICE.did)), timestamp=NOW, expires_at=NOW + 60
     )
     new = NewPacket(published.digest, ALICE.did, "DID_DOCUMENT", NOW, NOW + 60, published.canonical)
-    identities = Identities(log, Bootstrap(), KeyRules())
+    identities = Identities(log, BootstrapContents(), KeyRules())
     identities.observe([LogEntry(1, NOW, new)])
     key = equivalence_key(published)
     assert key is not None
     log.by_key[key] = StoredPacket(1, NOW, published.canonical)
-    api = IdentityApi(identities, Bootstrap(), by_key=log.find, declined=Declined, clock=lambda: now[0])
+    api = IdentityApi(
+        identities, BootstrapContents(), by_key=log.find, declined=Declined, clock=lambda: now[0]
+    )
     document = f"/did-docs/{document_of(ALICE, ALICE.did).hash}"
     now[0] = NOW + 57
     for path in (f"/did/{ALICE.did}", document):  # no cache keeps them past their expiry
@@ -219,7 +221,7 @@ async def test_a_store_that_does_not_answer(api, log):
 
 async def test_whether_the_current_document_is_served_is_not_worked_out_by_writing_all_of_them(log):
     """Expired documents stay in their chain, and anybody may request it."""
-    identities = Identities(log, Bootstrap(), KeyRules())
+    identities = Identities(log, BootstrapContents(), KeyRules())
     before: DidDocument | None = None
     method = VerificationMethod(method_id(ALICE.did), ALICE.public_key, 0)
     for n in range(6):
@@ -232,7 +234,9 @@ async def test_whether_the_current_document_is_served_is_not_worked_out_by_writi
         identities.observe([LogEntry(n + 1, NOW - 100 + n, new)])
         before = document
     assert before is not None
-    api = IdentityApi(identities, Bootstrap(), by_key=log.find, declined=Declined, clock=lambda: NOW + 1)
+    api = IdentityApi(
+        identities, BootstrapContents(), by_key=log.find, declined=Declined, clock=lambda: NOW + 1
+    )
     chain = await identities.resolve(ALICE.did)
     calls = 0
 
@@ -252,13 +256,13 @@ async def test_whether_the_current_document_is_served_is_not_worked_out_by_writi
 
 @pytest.mark.req("R-058", "R-086")
 async def test_what_waits_for_approvals_is_told_and_which_keys_are_for_recovery(log):
-    identities = Identities(log, Bootstrap(), KeyRules())
+    identities = Identities(log, BootstrapContents(), KeyRules())
     declared = publish(0, with_recovery())
     pending = rotate(11, 0, 1, valid_from=T)
     for sequence, packet in enumerate((declared, pending), 1):
         new = NewPacket(packet.digest, packet.author_id, packet.content_type, T, None, packet.canonical)
         identities.observe([LogEntry(sequence, T, new)])
-    api = IdentityApi(identities, Bootstrap(), by_key=log.find, declined=Declined, clock=lambda: T)
+    api = IdentityApi(identities, BootstrapContents(), by_key=log.find, declined=Declined, clock=lambda: T)
     _, body = await get(api, f"/did/{ALICE_DID}")
     assert [event["pending"] for event in body["events"]] == [False, True]
     usages = {key["key_id"]: key["usage"] for key in body["keys"]}

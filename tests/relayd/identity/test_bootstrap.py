@@ -9,7 +9,7 @@ from strata.protocol.documents import VerificationMethod, build_document, key_mu
 from strata.protocol.ids import Identity
 
 from relayd.config import ConfigurationError
-from relayd.identity.bootstrap import Bootstrap, effective_clock_skew, read_bootstrap
+from relayd.identity.bootstrap import BootstrapContents, effective_clock_skew, read_bootstrap
 
 ALICE = Identity(bytes(range(32)))
 NAMED = "did:strata:relay_1"
@@ -26,7 +26,7 @@ def write(tmp_path):
 
 
 def test_no_file_says_nothing():
-    assert read_bootstrap(None) == Bootstrap() and not Bootstrap().names()
+    assert read_bootstrap(None) == BootstrapContents() and not BootstrapContents().names()
 
 
 @pytest.mark.req("R-047", "R-048", "R-056")
@@ -77,4 +77,4 @@ def test_a_file_that_is_not_there(tmp_path):
     [(300, None, 300), (60, None, 60), (30, None, 300), (900, None, 300), (120, 60, 60), (120, 30, 300)],
 )
 def test_the_clock_skew_in_use(setting, file, effective):
-    assert effective_clock_skew(setting, Bootstrap(clock_skew_seconds=file)) == effective
+    assert effective_clock_skew(setting, BootstrapContents(clock_skew_seconds=file)) == effective

@@ -11,9 +11,9 @@ from strata.protocol.documents import VerificationMethod, build_document, method
 from strata.protocol.ids import Identity
 from strata.protocol.keys import KeyChain, KeyRules, revoke_content
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.identity import authors
-from relayd.identity.bootstrap import Bootstrap
+from relayd.identity.bootstrap import BootstrapContents
 from relayd.identity.directory import Identities
 from relayd.store.identities import AuthorsPage
 from relayd.store.types import LogEntry, NewPacket, StoredPacket, StoreUnavailable
@@ -81,8 +81,8 @@ def log() -> Log:
     return Log()
 
 
-def directory(log: Log, bootstrap: Bootstrap | None = None, **options) -> Identities:
-    return Identities(log, bootstrap or Bootstrap(), KeyRules(), **options)
+def directory(log: Log, bootstrap: BootstrapContents | None = None, **options) -> Identities:
+    return Identities(log, bootstrap or BootstrapContents(), KeyRules(), **options)
 
 
 @pytest.mark.req("R-056", "R-060")
@@ -121,11 +121,11 @@ async def test_how_a_plain_chain_begins_is_worked_out_once_and_counts_until_its_
 async def test_a_name_has_a_key_only_where_the_bootstrap_file_gives_it_one(log):
     named = "did:strata:relay_1"
     assert not (await directory(log).resolve(named)).is_resolvable
-    by_key = directory(log, Bootstrap(keys={named: BOB.public_key}))
+    by_key = directory(log, BootstrapContents(keys={named: BOB.public_key}))
     assert (await by_key.resolve(named)).candidates(NOW) == (BOB.public_key,)
     method = VerificationMethod(method_id(named), ALICE.public_key, 0)
     document = build_document(named, [method], created_at=0)
-    by_document = directory(log, Bootstrap(documents={named: (document,)}))
+    by_document = directory(log, BootstrapContents(documents={named: (document,)}))
     assert (await by_document.resolve(named)).candidates(NOW) == (ALICE.public_key,)
 
 
@@ -387,7 +387,7 @@ async def test_a_log_that_cannot_be_read_while_names_come_is_asked_again(log, mo
 async def test_names_that_cannot_be_learned_after_the_start_are_a_fault(log, monkeypatch):
     monkeypatch.setattr(authors, "_START_PATIENCE", 0.01)
     caught = asyncio.Event()
-    identities = directory(log, faults=Faults(lambda place: caught.set()))
+    identities = directory(log, faults=FaultLog(lambda place: caught.set()))
 
     async def broken(type_: str, after: int = 0) -> AuthorsPage:
         await log.names_gate.wait()
@@ -510,7 +510,7 @@ async def test_closing_begins_no_read_for_those_who_wait_for_a_turn(log):
 
 async def test_it_tells_whose_chain_has_changed_since(log, monkeypatch):
     monkeypatch.setattr("relayd.identity.directory._REMEMBERED_CHANGES", 3)
-    identities = Identities(log, Bootstrap(), KeyRules())
+    identities = Identities(log, BootstrapContents(), KeyRules())
     await identities.open()
     assert not identities.changed_since(ALICE.did, 0)
     identities.observe([log.add(revocation())])

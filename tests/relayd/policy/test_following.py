@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from relayd.faults import Faults
-from relayd.moderation import Ban, Bans, Kind, LastRuling, RulingsRead
+from relayd.faults import FaultLog
+from relayd.moderation import Ban, Bans, LastRuling, RulingsRead, SubjectKind
 from relayd.policy import BanFollower
 from relayd.store.types import StoreUnavailable
 from tests.support.waiting import until
@@ -48,7 +48,7 @@ class Rulings:
 
 
 def ban(subject: str, expires_at: int | None = None) -> Ban:
-    return Ban(Kind.AUTHOR, subject, "because", "root", expires_at, NOW)
+    return Ban(SubjectKind.AUTHOR, subject, "because", "root", expires_at, NOW)
 
 
 class Rig:
@@ -62,7 +62,7 @@ class Rig:
             clock=lambda: self.now,
             on_change=lambda erased: self.changes.append((set(self.follower.bans.authors), erased)),
             on_close=self.closed.append,
-            faults=Faults(),
+            faults=FaultLog(),
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from relayd.process import accepting
-from relayd.process.accepting import Listener, bind
+from relayd.process.accepting import Acceptor, bind
 from relayd.slices import Slices
 from relayd.tls import ServerTls, read_tls_files, write_dev_certificates
 
@@ -54,9 +54,9 @@ async def listening(
     timeout: float = 20.0,
     slices: Slices | None = None,
     takes_plain: bool = False,
-) -> AsyncIterator[Listener]:
+) -> AsyncIterator[Acceptor]:
     (bound,) = bind("127.0.0.1", 0, reuse_port=False)
-    listener = Listener(
+    listener = Acceptor(
         bound,
         connect,
         tls=tls,

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.process.database_watch import watch_database
 from relayd.store.types import StoreUnavailable
 
@@ -19,7 +19,7 @@ async def watching(
 ) -> AsyncIterator[asyncio.Queue[bool]]:
     """The findings, one for each answer."""
     found: asyncio.Queue[bool] = asyncio.Queue()
-    watch = watch_database(ping, found.put_nowait, Faults(), interval=0, longest_silence=longest_silence)
+    watch = watch_database(ping, found.put_nowait, FaultLog(), interval=0, longest_silence=longest_silence)
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(watch)
         async with asyncio.timeout(60):

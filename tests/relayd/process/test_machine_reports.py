@@ -9,7 +9,7 @@ from pathlib import Path
 from relayd.access.limits import Limits, Quotas
 from relayd.access.machines import Machines
 from relayd.config import Settings
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.process import machine_reports
 from relayd.process.machine_reports import MachineReports, machines_of
 from relayd.process.neighbours import Neighbourhood
@@ -52,7 +52,7 @@ async def test_what_is_taken_is_told_and_nonsense_is_not_taken_in(monkeypatch):
     caught, told = list[str](), list[bytes]()
     machines = machines_of(ON, None)
     assert machines is not None
-    reports = MachineReports(machines, told.append, Faults(caught.append))
+    reports = MachineReports(machines, told.append, FaultLog(caught.append))
     task = asyncio.create_task(reports.run())
     machines.took("identity", "did:a", "publish", 1.0)
     await until(lambda: told)

@@ -9,7 +9,7 @@ import structlog
 
 from relayd.access.ledger import Ledger
 from relayd.access.limits import Limits, Quotas
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.process.neighbours import Neighbourhood, Neighbours
 from tests.support.waiting import until
 
@@ -21,7 +21,7 @@ class Worker:
         self.ledger = Ledger(number)
         self.quotas = Quotas(LIMITS, book=self.ledger, name="identity")
         self.faults: list[str] = []
-        neighbours = Neighbours(Neighbourhood(folder, number, 2), self.ledger, Faults(self.faults.append))
+        neighbours = Neighbours(Neighbourhood(folder, number, 2), self.ledger, FaultLog(self.faults.append))
         self.task = asyncio.create_task(neighbours.run())
 
     async def end(self) -> None:

@@ -18,14 +18,14 @@ from relayd.http.api import HttpApi
 from relayd.lineage import KnownLog
 from relayd.metrics import Metrics
 from relayd.process.builder import build_relay
-from relayd.relay import Relay
+from relayd.relay import RunningRelay
 from relayd.sessions.connection import Connection
 from relayd.store import Store
 from relayd.store.types import (
     Appended,
+    AppendOutcome,
     Disposition,
     NewPacket,
-    Outcome,
     RelaySecrets,
     StoredPacket,
 )
@@ -65,7 +65,7 @@ class MemoryStore:
         previous = len(self.rows)
         self.rows += batch
         return Appended(
-            previous, [Disposition(Outcome.STORED, previous + n + 1, now) for n in range(len(batch))]
+            previous, [Disposition(AppendOutcome.STORED, previous + n + 1, now) for n in range(len(batch))]
         )
 
     async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
@@ -140,7 +140,11 @@ class Rig:
     """One connection of a relay in memory, past its handshake; `now` is the connection's clock."""
 
     def __init__(
-        self, clock: SimpleNamespace, relay: Relay | None = None, peer: str = "192.0.2.1", **settings: Any
+        self,
+        clock: SimpleNamespace,
+        relay: RunningRelay | None = None,
+        peer: str = "192.0.2.1",
+        **settings: Any,
     ) -> None:
         self.clock = clock
         self.relay = relay or build_relay(

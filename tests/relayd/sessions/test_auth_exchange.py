@@ -18,7 +18,7 @@ from strata.protocol.packets import Packet
 from websockets.datastructures import Headers
 
 from relayd.access.auth import Grants
-from relayd.moderation import Ban, Bans, Kind
+from relayd.moderation import Ban, Bans, SubjectKind
 from relayd.sessions import auth_exchange
 from relayd.sessions.session import Session
 from relayd.store.types import LogEntry, NewPacket, StoreTimeout, StoreUnavailable
@@ -424,7 +424,7 @@ async def test_auths_stay_charged_to_the_address_though_the_identity_is_restrict
 async def test_an_open_session_of_somebody_who_is_banned_ends(rigs, banned):
     rig = await authenticated(rigs)
     authors = frozenset({ALICE.did} if banned == "author" else ())
-    bans = [Ban(Kind.NETWORK, "192.0.2.0/24", "x", "ann", None, NOW)] if banned == "network" else []
+    bans = [Ban(SubjectKind.NETWORK, "192.0.2.0/24", "x", "ann", None, NOW)] if banned == "network" else []
     assert rig.relay.access.ban(authors, Bans.at(NOW, bans))
     rig.sweep(1)
     error, close = rig.frames()

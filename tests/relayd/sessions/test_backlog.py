@@ -10,7 +10,7 @@ import pytest
 
 from relayd.lineage import Mark
 from relayd.sessions import backlog
-from relayd.store.types import Declined, LogQuery, Page, StoredPacket, StoreTimeout
+from relayd.store.types import Declined, LogPage, LogQuery, StoredPacket, StoreTimeout
 from tests.relayd.sessions.connection_rig import NOW, Rig, eventually, frame
 
 
@@ -41,7 +41,7 @@ class Log:
     async def bear_witness(self, mark: Mark) -> None:
         self.witnesses.append(mark)
 
-    async def page(self, query: LogQuery, limit: int, *_: object, **__: object) -> Page:
+    async def page(self, query: LogQuery, limit: int, *_: object, **__: object) -> LogPage:
         if self.slow:
             self.slow -= 1
             raise StoreTimeout("slow")
@@ -51,7 +51,7 @@ class Log:
         last = min(query.up_to, query.after + limit)
         rows = [StoredPacket(n, NOW, self._bodies[n - 1]) for n in range(query.after + 1, last + 1)]
         self.given += len(rows)
-        return Page(rows, exhausted=len(rows) < limit)
+        return LogPage(rows, exhausted=len(rows) < limit)
 
 
 async def read_all(rig: Rig, count: int) -> tuple[list[int], int]:
@@ -166,7 +166,7 @@ async def test_a_history_that_takes_too_long_is_answered_by_the_name_of_its_requ
     rig = rigs()
     Log(rig, 30)
 
-    async def page(*_: object, **__: object) -> Page:
+    async def page(*_: object, **__: object) -> LogPage:
         raise StoreTimeout("slow")
 
     cast(Any, rig.relay.store).page = page
@@ -186,7 +186,7 @@ async def test_each_subscription_whose_reads_take_too_long_is_tried_twice_whatev
     rig = rigs()
     log, tries = Log(rig, 3000), dict.fromkeys("ab", 0)
 
-    async def page(query: LogQuery, limit: int, *more: object, **others: object) -> Page:
+    async def page(query: LogQuery, limit: int, *more: object, **others: object) -> LogPage:
         if not query.types:
             return await log.page(query, limit)
         tries[next(iter(query.types))] += 1
@@ -212,7 +212,7 @@ async def test_a_read_that_takes_too_long_says_nothing_of_the_subscription_that_
     rig = rigs()
     log, tries, late = Log(rig, 30), 0, asyncio.Event()
 
-    async def page(query: LogQuery, limit: int, *more: object, **others: object) -> Page:
+    async def page(query: LogQuery, limit: int, *more: object, **others: object) -> LogPage:
         nonlocal tries
         if not query.types:
             return await log.page(query, limit)

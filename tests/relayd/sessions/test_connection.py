@@ -12,7 +12,7 @@ from websockets.server import ServerProtocol
 from relayd.access.memory import Pressure
 from relayd.sessions.connection import Connection
 from relayd.sessions.websocket import WebSocket
-from relayd.store.types import Page
+from relayd.store.types import LogPage
 from tests.relayd.sessions.connection_rig import (
     ALICE,
     HANDSHAKE,
@@ -277,8 +277,8 @@ async def test_what_was_answered_counts_no_more_among_what_is_held(rigs):
 async def test_what_was_unsubscribed_gets_nothing_that_comes_then(rigs):
     rig = rigs()
 
-    async def page(*_: object, **__: object) -> Page:
-        return Page([], exhausted=True)
+    async def page(*_: object, **__: object) -> LogPage:
+        return LogPage([], exhausted=True)
 
     cast(Any, rig.relay.store).page = page
     writer = asyncio.create_task(rig.relay.writer.run())

@@ -15,8 +15,8 @@ from websockets.datastructures import Headers
 from relayd.access.memory import Pressure
 from relayd.http.api import HttpApi
 from relayd.http.console import WebConsole
-from relayd.moderation import Ban, Bans, Kind
-from relayd.process.accepting import Listener, bind
+from relayd.moderation import Ban, Bans, SubjectKind
+from relayd.process.accepting import Acceptor, bind
 from relayd.responses import Response, json_response
 from relayd.sessions.connection import Connection
 from relayd.store.types import StoredPacket
@@ -96,7 +96,7 @@ async def test_a_slow_line_gets_all_of_an_answer(rigs, tmp_path, over_tls):
     asking, made = store.connection(rig), write_dev_certificates(tmp_path)
     (listening,) = bind("127.0.0.1", 0, reuse_port=False)
     tls = read_tls_files(made.cert, made.key) if over_tls else None
-    listener = Listener(listening, lambda: asking, tls=tls, handshake_timeout=9.0, slices=rig.relay.slices)
+    listener = Acceptor(listening, lambda: asking, tls=tls, handshake_timeout=9.0, slices=rig.relay.slices)
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
@@ -241,7 +241,7 @@ async def answered(rig: Rig, path: str, peer: str = "192.0.2.1") -> tuple[bytes,
 @pytest.mark.req("R-186")
 async def test_a_banned_address_is_told_nothing_by_http_either(rigs):
     rig = rigs()
-    ban = Ban(Kind.NETWORK, "192.0.2.0/24", "", "did:strata:op", None, 0)
+    ban = Ban(SubjectKind.NETWORK, "192.0.2.0/24", "", "did:strata:op", None, 0)
     rig.relay.access.ban(frozenset(), Bans.at(1, [ban]))
     for path in ("/healthz", "/", "/.well-known/strata-relay.json", f"/packets/0x{'ab' * 32}"):
         assert (await answered(rig, path))[0] == b"403"

@@ -36,11 +36,11 @@ from relayd.http.api import HttpApi
 from relayd.http.identities import IdentityApi
 from relayd.http.manifest import build_manifest
 from relayd.http.scrapes import Scrapes
-from relayd.identity.bootstrap import Bootstrap
+from relayd.identity.bootstrap import BootstrapContents
 from relayd.lineage import KnownLog, Mark
 from relayd.metrics import Metrics
 from relayd.moderation import Act as ActOnABan
-from relayd.moderation import Ban, Kind, Ruled
+from relayd.moderation import Ban, Ruled, SubjectKind
 from relayd.policy import Plugins
 from relayd.process.builder import build_relay
 from relayd.roll import OpenSession, Question, Roll
@@ -49,12 +49,12 @@ from relayd.store import Store
 from relayd.store.moderation import Ruling
 from relayd.store.types import (
     Appended,
+    AppendOutcome,
     Disposition,
     LogEntry,
+    LogPage,
     LogQuery,
     NewPacket,
-    Outcome,
-    Page,
     RelaySecrets,
     StoredPacket,
     StoreTimeout,
@@ -207,7 +207,7 @@ class MemoryLog:
 
     async def bans(self, now: int, **_: object) -> list[Ban]:
         await asyncio.sleep(0)
-        return [Ban(Kind.AUTHOR, PLAIN.did, "because", "root", None, now)]
+        return [Ban(SubjectKind.AUTHOR, PLAIN.did, "because", "root", None, now)]
 
     async def log(self, **_: object) -> list[Ruled]:
         await asyncio.sleep(0)
@@ -233,7 +233,7 @@ class MemoryLog:
                 self.places[packet.packet_id] = LogEntry(len(self.entries) + 1, now, packet)
                 self.entries.append(self.places[packet.packet_id])
             entry = self.places[packet.packet_id]
-            outcome = Outcome.STORED if is_new else Outcome.DUPLICATE
+            outcome = AppendOutcome.STORED if is_new else AppendOutcome.DUPLICATE
             places.append(Disposition(outcome, entry.sequence, entry.received_at))
         return Appended(previous, places)
 
@@ -251,7 +251,7 @@ class MemoryLog:
         await asyncio.sleep(0)
         return len(self.entries)
 
-    async def page(self, query: LogQuery, limit: int, now: int, max_bytes: int, **_: object) -> Page:
+    async def page(self, query: LogQuery, limit: int, now: int, max_bytes: int, **_: object) -> LogPage:
         await asyncio.sleep(0)
         if query.authors and self.slow:
             raise self.slow.pop()
@@ -263,7 +263,7 @@ class MemoryLog:
         ]
         rows = [StoredPacket(entry.sequence, entry.received_at, entry.packet.body) for entry in found]
         rows = rows if query.ascending else rows[::-1]
-        return Page(rows[:limit], len(rows) <= limit)
+        return LogPage(rows[:limit], len(rows) <= limit)
 
     async def tail(self, after: int, up_to: int | None, limit: int) -> list[LogEntry]:
         await asyncio.sleep(0)
@@ -418,7 +418,7 @@ class World:
             self.relay.slices.seconds = math.inf  # a test sends without giving the loop a turn
         identities = IdentityApi(
             self.relay.identities,
-            Bootstrap(),
+            BootstrapContents(),
             by_key=self.log.by_key,
             declined=lambda: self.relay.fanout.declined,
             clock=lambda: NOW,

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from relayd.metrics import Tally
-from relayd.sessions.outbox import Outbox
+from relayd.sessions.outbox import SocketOutbox
 from relayd.tls import read_tls_files, write_dev_certificates
 from tests.relayd.sessions.connection_rig import FakeTransport
 
@@ -20,10 +20,10 @@ class Way:
     """An outbox of 100 bytes, and the fate of what was put into it."""
 
     def __init__(self) -> None:
-        self.wanting: list[Outbox] = []
+        self.wanting: list[SocketOutbox] = []
         self.tally = Tally()
         self.transport = FakeTransport()
-        self.outbox = Outbox(100, self.tally, self.wanting.append)
+        self.outbox = SocketOutbox(100, self.tally, self.wanting.append)
         self.outbox.attach(cast(asyncio.Transport, self.transport))
 
 

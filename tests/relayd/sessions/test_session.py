@@ -14,18 +14,18 @@ from strata.protocol.errors import ErrorCode, InvalidMessage
 from strata.protocol.ids import Identity
 from strata.protocol.wire import Auth
 
-from relayd.access.auth import Attempt, Authentication, Grants
+from relayd.access.auth import AuthAttempt, Authentication, Grants
 from relayd.access.limits import Limits, Quotas, SessionLimits
 from relayd.cursor import CursorCodec
 from relayd.sessions.actions import (
     Action,
-    Answer,
     AuthReceived,
     AuthRefused,
     CloseConnection,
     ModerationReceived,
     PublishReceived,
     ReconcileReceived,
+    Reply,
     SubscriptionClosed,
     SubscriptionOpened,
     UnknownUnsubscribe,
@@ -49,7 +49,7 @@ def take(peer: Session, message: object, now: float = 0.0) -> Action:
 
 
 def error_of(action: Action) -> dict[str, Any]:
-    assert isinstance(action, Answer | CloseConnection), action
+    assert isinstance(action, Reply | CloseConnection), action
     message: dict[str, Any] = json.loads(action.payload)
     assert message["type"] == "ERROR"
     assert message["reason"]  # R-195
@@ -100,7 +100,7 @@ def test_a_publish_keeps_the_packet_s_bytes():
 @pytest.mark.req("R-135")
 @pytest.mark.parametrize("message", [subscribe(), {"type": "UNSUBSCRIBE", "subscription_id": "s"}])
 def test_a_message_needs_no_client_msg_id(message):
-    assert not isinstance(take(session(), message), Answer)
+    assert not isinstance(take(session(), message), Reply)
 
 
 @pytest.mark.req("R-004", "R-142")
@@ -297,14 +297,14 @@ def test_limits_are_defaulted_and_capped(limit, expected):
 def test_a_flood_of_malformed_frames_closes_and_a_trickle_does_not():
     peer = session(malformed_limit=3)
     for now in (0.0, 1.0, 2.0):
-        assert isinstance(peer.receive_text(b"{", now), Answer)
+        assert isinstance(peer.receive_text(b"{", now), Reply)
     closing = peer.receive_text(b"{", 3.0)
     assert isinstance(closing, CloseConnection)
     assert closing.close_code == 1008
     assert error_of(closing)["code"] == "invalid_schema"
     peer = session(malformed_limit=3)
     for number in range(50):
-        assert isinstance(peer.receive_text(b"{", number * 20.0), Answer)
+        assert isinstance(peer.receive_text(b"{", number * 20.0), Reply)
 
 
 @pytest.mark.req("R-128")
@@ -319,14 +319,14 @@ NEEDS_AUTH = Grants(require_auth=frozenset({"publish", "subscribe"}))
 PUBLISH = {"type": "PUBLISH", "packet": {}, "client_msg_id": "m"}
 
 
-def attempt(peer: Session, **changes: Any) -> Attempt:
+def attempt(peer: Session, **changes: Any) -> AuthAttempt:
     """A good AUTH up to its signature."""
     challenge = peer.authentication.issue(bytes(range(32)), NOW)
     answer = answer_challenge(challenge, ALICE, client_msg_id="a", **changes)
     action = take(peer, msgspec.to_builtins(answer))
     assert action == AuthReceived(answer)
     begun = peer.begin_auth(answer, 0.0, NOW)
-    assert isinstance(begun, Attempt)
+    assert isinstance(begun, AuthAttempt)
     return begun
 
 
@@ -394,7 +394,7 @@ def test_each_capability_allows_its_action_and_no_other(capabilities, publishes,
     peer.authenticated(attempt(peer), capabilities)
     for action, allowed in ((take(peer, PUBLISH), publishes), (take(peer, subscribe()), subscribes)):
         if allowed:
-            assert not isinstance(action, Answer)
+            assert not isinstance(action, Reply)
         else:
             error = error_of(action)
             assert (error["code"], error["detail"]) == ("unauthenticated", "missing_capability")
@@ -477,7 +477,7 @@ def test_a_publish_over_the_limit_says_when_to_come_back():
     limited(peer, publishes=2)
     assert [type(take(peer, PUBLISH)) for _ in range(2)] == [PublishReceived] * 2
     action = take(peer, PUBLISH)
-    assert isinstance(action, Answer)
+    assert isinstance(action, Reply)
     assert (action.request, action.limited) == ("PUBLISH", "publish")
     error = error_of(action)
     assert (error["code"], error["client_msg_id"]) == ("rate_limited", "m")
@@ -498,11 +498,11 @@ def test_subscribes_and_history_are_limited_apart():
     assert peer.backfill_budget is not None
     peer.backfill_budget.spend(2000, 0.0)
     spent = take(peer, subscribe("b"))
-    assert isinstance(spent, Answer)
+    assert isinstance(spent, Reply)
     assert (spent.limited, error_of(spent)["detail"]) == ("backfill", "backfill_limit")
     assert error_of(spent)["subscription_id"] == "b"
     too_many = take(peer, subscribe("c"))
-    assert isinstance(too_many, Answer)
+    assert isinstance(too_many, Reply)
     assert (too_many.limited, error_of(too_many)["detail"]) == ("subscribe", "subscribe_limit")
     assert isinstance(take(peer, PUBLISH), PublishReceived)
 
@@ -515,9 +515,9 @@ def test_too_many_auths_are_limited_and_use_up_no_challenge():
         assert isinstance(peer.begin_auth(bad, 0.0, NOW), AuthRefused)
     answer = answer_challenge(peer.authentication.issue(bytes(32), NOW), ALICE)
     refused = peer.begin_auth(answer, 0.0, NOW)
-    assert isinstance(refused, Answer)
+    assert isinstance(refused, Reply)
     assert error_of(refused)["retry_after"] == 30
-    assert isinstance(peer.begin_auth(answer, 30.0, NOW), Attempt)
+    assert isinstance(peer.begin_auth(answer, 30.0, NOW), AuthAttempt)
 
 
 @pytest.mark.req("R-316")
@@ -526,7 +526,7 @@ def test_auths_stay_charged_to_the_address():
     limited(peer, auths=1)
     peer.use_quota(Quotas(Limits(publishes=5)).hold("did:a"))
     peer.begin_auth(bad, 0.0, NOW)
-    assert isinstance(peer.begin_auth(bad, 0.0, NOW), Answer)
+    assert isinstance(peer.begin_auth(bad, 0.0, NOW), Reply)
 
 
 @pytest.mark.req("R-289", "R-314")
@@ -577,7 +577,7 @@ def test_whatever_a_peer_sends_comes_out_as_one_action(frames):
             action = peer.begin_auth(action.message, 0.0, NOW)
         if isinstance(action, AuthRefused):
             assert json.loads(action.payload)["type"] == "ERROR"
-        if isinstance(action, Answer | CloseConnection):
+        if isinstance(action, Reply | CloseConnection):
             assert error_of(action)["code"] in {str(code) for code in ErrorCode}
             msgspec.json.decode(action.payload)
         assert len(peer.subscriptions) <= 3
@@ -586,17 +586,17 @@ def test_whatever_a_peer_sends_comes_out_as_one_action(frames):
 def test_moderation_is_for_operators_and_unknown_where_there_are_none():
     text = b'{"type":"MODERATE","action":"list","client_msg_id":"m1"}'
     answer = session(OPEN).receive_text(text, 0.0)
-    assert isinstance(answer, Answer) and b'"unknown_type"' in answer.payload and b'"m1"' in answer.payload
+    assert isinstance(answer, Reply) and b'"unknown_type"' in answer.payload and b'"m1"' in answer.payload
     ruled = Grants(operators=frozenset({ALICE.did}))
     peer = session(ruled)
     answer = peer.receive_text(text, 0.0)
-    assert isinstance(answer, Answer) and answer.code == ErrorCode.UNAUTHENTICATED
+    assert isinstance(answer, Reply) and answer.code == ErrorCode.UNAUTHENTICATED
     assert b'"missing_capability"' in answer.payload
-    attempt = Attempt(ALICE.did, b"", (), None, None)
+    attempt = AuthAttempt(ALICE.did, b"", (), None, None)
     peer.authenticated(attempt, ruled.effective(ALICE.did, None))
     assert isinstance(peer.receive_text(text, 0.0), ModerationReceived)
     list(peer.regrant(Grants()))
-    assert isinstance(peer.receive_text(text, 0.0), Answer), "whoever is off the list may no more"
+    assert isinstance(peer.receive_text(text, 0.0), Reply), "whoever is off the list may no more"
 
 
 def test_what_a_subscribe_asks_for_is_what_is_read():
@@ -655,6 +655,6 @@ def test_a_comparison_that_begins_is_charged_as_a_subscription_and_one_that_goes
     peer.backfill_budget.spend(2000, 0.0)
     for limit in ("backfill", "subscribe"):
         refused = take(peer, begins)
-        assert isinstance(refused, Answer) and refused.limited == limit
+        assert isinstance(refused, Reply) and refused.limited == limit
         assert error_of(refused)["client_msg_id"] == "m"
         assert isinstance(take(peer, goes_on), ReconcileReceived)

@@ -13,7 +13,7 @@ from strata.protocol.errors import ErrorCode, InvalidPacket
 
 from relayd.access.memory import Pressure
 from relayd.admission.verify import VerifyPool, _Checked
-from relayd.feed.subscription import Phase
+from relayd.feed.subscription import FeedPhase
 from relayd.frames import text_frame
 from relayd.http.api import HttpApi
 from relayd.sessions.connection import Connection
@@ -447,7 +447,7 @@ async def test_a_connection_that_goes_lets_its_subscriptions_go_a_few_at_a_time(
     # They are live, as after their history.
     for subscription in rig.connection._session.subscriptions.values():
         rig.connection._backlog.discard(subscription)
-        subscription.phase = Phase.LIVE
+        subscription.phase = FeedPhase.LIVE
         relay.fanout.join(subscription, rig.connection)
     await one_frame_a_turn(rig)
     open_now = relay.metrics.subscriptions._value.get

@@ -30,7 +30,7 @@ from strata.protocol.lake import (
 )
 
 from relayd.metrics import RETENTION_REASONS
-from relayd.moderation import Kind
+from relayd.moderation import SubjectKind
 from relayd.store import Appended, Store, archived
 from relayd.store.archived import Reason
 from relayd.store.erasing import Eraser
@@ -176,7 +176,7 @@ async def test_days_with_erased_packets_are_proven_all_the_same(keeper, lake, sq
     eraser = Eraser(keeper.url, Identity(bytes(32)), batch=5)
     erase = functools.partial(
         eraser.erase,
-        Kind.AUTHOR,
+        SubjectKind.AUTHOR,
         ["did:strata:alice"],
         reason="asked for",
         actor="ann",

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from relayd.moderation import NOTHING_READ, Kind
+from relayd.moderation import NOTHING_READ, SubjectKind
 from relayd.roll import Question
 from relayd.store import LogQuery, NewPacket, Store, StoreUnavailable, moderation, peers, roll, sizes
 from relayd.store import store as store_module
@@ -135,7 +135,7 @@ CALLS: dict[str, tuple[bytes, Call]] = {
     "ban": (
         b"LOCK TABLE",
         lambda store, packet: store.moderation.rule(
-            [Ruling(Kind.TYPE, "POST", True, "spam", "op", "test")], NOW
+            [Ruling(SubjectKind.TYPE, "POST", True, "spam", "op", "test")], NOW
         ),
     ),
     "ask": (b"pg_locks", lambda store, packet: store.roll.ask(Question(), 0.5)),

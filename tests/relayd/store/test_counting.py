@@ -8,7 +8,7 @@ import asyncpg
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 
-from relayd.moderation import Kind
+from relayd.moderation import SubjectKind
 from relayd.store import NewPacket, Store
 from relayd.store.counting import count_log, log_end, packets_beyond
 from relayd.store.erasing import Eraser
@@ -35,7 +35,7 @@ async def test_each_kind_of_loss_is_counted_as_what_it_is(store: Store, sql: asy
     assert (counted.head, counted.last_received_at) == (head, NOW)
     eraser = Eraser(store.url, Identity(bytes(32)))
     await eraser.erase(
-        Kind.PACKET, [made[0].packet_id], reason="asked for", actor="ann", via="command", now=NOW
+        SubjectKind.PACKET, [made[0].packet_id], reason="asked for", actor="ann", via="command", now=NOW
     )
     await sql.execute("DELETE FROM packets WHERE packet_id = $1", made[2].digest)
     await sql.execute("UPDATE packets SET body = 'other' WHERE packet_id = $1", made[3].digest)

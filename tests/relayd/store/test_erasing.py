@@ -12,8 +12,8 @@ from strata.protocol.tombstones import read_tombstone, told_place
 
 from relayd import failpoints
 from relayd.failpoints import FailpointRaised
-from relayd.moderation import Act, Kind
-from relayd.store import Gone, Outcome, Store
+from relayd.moderation import Act, SubjectKind
+from relayd.store import AppendOutcome, Gone, Store
 from relayd.store.erasing import Erased, Eraser
 from relayd.store.types import LogQuery
 
@@ -26,7 +26,7 @@ def eraser(store: Store, batch: int = 500) -> Eraser:
     return Eraser(store.url, RELAY, batch=batch)
 
 
-async def erase(store: Store, kind: Kind, *subjects: str, batch: int = 500) -> Erased:
+async def erase(store: Store, kind: SubjectKind, *subjects: str, batch: int = 500) -> Erased:
     return await eraser(store, batch).erase(
         kind, subjects, reason="asked for", actor="ann", via="command", now=NOW + 5
     )
@@ -43,7 +43,7 @@ async def mixed(store: Store, packet):
 
 async def test_an_authors_packets_are_gone_and_all_places_stay(store: Store, mixed, sql: asyncpg.Connection):
     before = await sql.fetch("SELECT sequence, received_at, packet_id FROM packets ORDER BY sequence")
-    assert await erase(store, Kind.AUTHOR, ALICE, batch=2) == Erased(5, 1)
+    assert await erase(store, SubjectKind.AUTHOR, ALICE, batch=2) == Erased(5, 1)
     after = await sql.fetch("SELECT sequence, received_at, packet_id FROM packets ORDER BY sequence")
     assert before == after, "what manifests, cursors and the duplicate index rest on"
     bob = [made for made in mixed if made.author_id == BOB]
@@ -71,20 +71,20 @@ async def test_an_authors_packets_are_gone_and_all_places_stay(store: Store, mix
         assert (told.sequence, told.received_at) == (await store.find([packet_id]))[packet_id]
     # The same packet again: it is a duplicate, as before, and is not stored.
     (place,) = (await store.append([mixed[0]], NOW + 6)).dispositions
-    assert place.outcome is Outcome.DUPLICATE
+    assert place.outcome is AppendOutcome.DUPLICATE
     assert (await sql.fetchval("SELECT count(*) FROM packets WHERE body <> ''")) == 5
-    assert await erase(store, Kind.AUTHOR, ALICE) == Erased(0, 1)
+    assert await erase(store, SubjectKind.AUTHOR, ALICE) == Erased(0, 1)
     lines = await store.moderation.log()
     assert {(line.act, line.kind, line.subject, line.actor) for line in lines} == {
-        (Act.ERASE, Kind.AUTHOR, ALICE, "ann")
+        (Act.ERASE, SubjectKind.AUTHOR, ALICE, "ann")
     }
     assert len(lines) == 3, "one for each batch"
 
 
 async def test_packets_are_erased_by_id_and_unknown_ones_change_nothing(store: Store, mixed):
     ids = ["0x" + each.packet_id.hex() for each in (mixed[1], mixed[2], mixed[9])]
-    assert await erase(store, Kind.PACKET, *ids, "0x" + "ee" * 32) == Erased(2, 1)
-    assert await erase(store, Kind.PACKET, *ids) == Erased(0, 1)
+    assert await erase(store, SubjectKind.PACKET, *ids, "0x" + "ee" * 32) == Erased(2, 1)
+    assert await erase(store, SubjectKind.PACKET, *ids) == Erased(0, 1)
     page = await store.page(LogQuery(), 100, NOW)
     assert len(page.rows) == 8
 
@@ -99,7 +99,7 @@ async def test_a_damaged_row_is_erased_and_has_a_tombstone_that_holds(
     sequence = await sql.fetchval("SELECT sequence FROM packets WHERE packet_id = $1", mixed[2].packet_id)
     await sql.execute(f"UPDATE packets SET {column} = $1 WHERE sequence = $2", value, sequence)
     place = await sql.fetchrow("SELECT packet_id, received_at FROM packets WHERE sequence = $1", sequence)
-    assert await erase(store, Kind.AUTHOR, ALICE) == Erased(5, 1)
+    assert await erase(store, SubjectKind.AUTHOR, ALICE) == Erased(5, 1)
     row = await sql.fetchrow("SELECT * FROM packets WHERE sequence = $1", sequence)
     assert row["body"] == b"" and row[column] == value, "its place is what manifests rest on"
     text = await sql.fetchval("SELECT body FROM tombstones WHERE sequence = $1", sequence)
@@ -111,7 +111,7 @@ async def test_what_carries_keys_is_never_erased(store: Store, packet):
     await store.append(
         [packet(n, author=ALICE, type=type_) for n, type_ in enumerate(sorted(IDENTITY_TYPES))], NOW
     )
-    assert await erase(store, Kind.AUTHOR, ALICE) == Erased(0, len(IDENTITY_TYPES))
+    assert await erase(store, SubjectKind.AUTHOR, ALICE) == Erased(0, len(IDENTITY_TYPES))
 
 
 @pytest.mark.parametrize("place", ["before_commit", "after_commit"])
@@ -121,18 +121,18 @@ async def test_an_erasure_that_is_cut_off_is_whole_batches_and_goes_on(
     monkeypatch.setattr(failpoints, "ARMED", True)
     monkeypatch.setattr(failpoints, "_armed", failpoints.parse(f"store.erase.{place}=raise@2"))
     with pytest.raises(FailpointRaised):
-        await erase(store, Kind.AUTHOR, ALICE, batch=2)
+        await erase(store, SubjectKind.AUTHOR, ALICE, batch=2)
     monkeypatch.undo()
     gone = 2 if place == "before_commit" else 4
     assert await sql.fetchval("SELECT count(*) FROM packets WHERE body = ''") == gone
     assert await sql.fetchval("SELECT count(*) FROM tombstones") == gone
-    assert await erase(store, Kind.AUTHOR, ALICE, batch=2) == Erased(5 - gone, 1)
+    assert await erase(store, SubjectKind.AUTHOR, ALICE, batch=2) == Erased(5 - gone, 1)
     assert await sql.fetchval("SELECT count(*) FROM tombstones") == 5
 
 
-@pytest.mark.parametrize("kind", [Kind.AUTHOR, Kind.PACKET])
+@pytest.mark.parametrize("kind", [SubjectKind.AUTHOR, SubjectKind.PACKET])
 async def test_an_erasure_that_is_cut_off_before_its_end_clears_the_space_when_it_is_run_again(
-    store: Store, mixed, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, kind: Kind
+    store: Store, mixed, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, kind: SubjectKind
 ):
     async def vacuumed() -> int:
         await sql.execute("SELECT pg_stat_clear_snapshot()")
@@ -141,7 +141,7 @@ async def test_an_erasure_that_is_cut_off_before_its_end_clears_the_space_when_i
         )
         return count
 
-    subject = ALICE if kind is Kind.AUTHOR else "0x" + mixed[0].packet_id.hex()
+    subject = ALICE if kind is SubjectKind.AUTHOR else "0x" + mixed[0].packet_id.hex()
     monkeypatch.setattr(failpoints, "ARMED", True)
     monkeypatch.setattr(failpoints, "_armed", failpoints.parse("store.erase.after_commit=raise"))
     with pytest.raises(FailpointRaised):
@@ -157,7 +157,7 @@ async def test_two_erasures_and_appends_at_once_stay_out_of_each_others_way(
 ):
     appends = [second_store.append([packet(100 + n, author=BOB)], NOW + 7) for n in range(5)]
     both = asyncio.gather(
-        erase(store, Kind.AUTHOR, ALICE, batch=1), erase(store, Kind.AUTHOR, ALICE, batch=2)
+        erase(store, SubjectKind.AUTHOR, ALICE, batch=1), erase(store, SubjectKind.AUTHOR, ALICE, batch=2)
     )
     await asyncio.gather(*appends)
     done, again = await both
@@ -166,6 +166,6 @@ async def test_two_erasures_and_appends_at_once_stay_out_of_each_others_way(
 
 
 async def test_tombstones_cannot_be_taken_back(store: Store, mixed, sql: asyncpg.Connection):
-    await erase(store, Kind.AUTHOR, BOB)
+    await erase(store, SubjectKind.AUTHOR, BOB)
     with pytest.raises(asyncpg.RestrictViolationError, match="only grows"):
         await sql.execute("DELETE FROM tombstones")

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from strata.protocol.lake import DAY_SECONDS, day_of, first_of_day
 
-from relayd.store import Disposition, Gone, LogQuery, NewPacket, Outcome, Store, StoreUnavailable
+from relayd.store import AppendOutcome, Disposition, Gone, LogQuery, NewPacket, Store, StoreUnavailable
 
 NOW = 1_790_000_000
 FIRST = first_of_day(NOW // DAY_SECONDS) + 1
@@ -30,9 +30,9 @@ async def everything(store, up_to=None):
 async def test_a_batch_gets_consecutive_sequences_in_its_order(store, packet):
     appended = await store.append([packet(n) for n in range(5)], NOW)
     assert appended.previous == 0
-    assert appended.dispositions == [Disposition(Outcome.STORED, FIRST + n, NOW) for n in range(5)]
+    assert appended.dispositions == [Disposition(AppendOutcome.STORED, FIRST + n, NOW) for n in range(5)]
     again = await store.append([packet(9)], NOW + 1)
-    assert again == (FIRST + 4, [Disposition(Outcome.STORED, FIRST + 5, NOW + 1, None)])
+    assert again == (FIRST + 4, [Disposition(AppendOutcome.STORED, FIRST + 5, NOW + 1, None)])
     assert await store.head() == FIRST + 5
     assert [entry.packet for entry in await everything(store)] == [packet(n) for n in (0, 1, 2, 3, 4, 9)]
 
@@ -45,7 +45,7 @@ async def test_what_was_appended_is_there_after_a_restart(database, packet):
     async with await Store.open(database) as store:
         assert await everything(store) == before
         again = await store.append([packet(1)], NOW + 50)
-    assert again.dispositions == [Disposition(Outcome.DUPLICATE, FIRST, NOW, None)]
+    assert again.dispositions == [Disposition(AppendOutcome.DUPLICATE, FIRST, NOW, None)]
 
 
 @pytest.mark.req("R-161", "R-311", "R-111")
@@ -84,10 +84,10 @@ async def test_processes_that_append_at_once_leave_no_gap_and_never_go_back(
     first, second = await asyncio.gather(append(store, 0), append(second_store, 300))
     done.set()
     await reader
-    stored = [place.sequence for place in first + second if place.outcome is Outcome.STORED]
+    stored = [place.sequence for place in first + second if place.outcome is AppendOutcome.STORED]
     assert sorted(stored) == list(range(FIRST, FIRST + len(stored)))
     assert seen == sorted(stored)
-    duplicates = {place.sequence for place in first + second if place.outcome is Outcome.DUPLICATE}
+    duplicates = {place.sequence for place in first + second if place.outcome is AppendOutcome.DUPLICATE}
     assert duplicates and duplicates <= set(stored)
 
 
@@ -95,7 +95,7 @@ async def test_processes_that_append_at_once_leave_no_gap_and_never_go_back(
 async def test_duplicates_get_the_place_of_the_first_copy(store, second_store, packet):
     await store.append([packet(1), packet(2)], NOW)
     appended = await second_store.append([packet(3), packet(2), packet(4), packet(4), packet(1)], NOW + 5)
-    stored, duplicate = Outcome.STORED, Outcome.DUPLICATE
+    stored, duplicate = AppendOutcome.STORED, AppendOutcome.DUPLICATE
     assert appended == (
         FIRST + 1,
         [
@@ -112,7 +112,7 @@ async def test_duplicates_get_the_place_of_the_first_copy(store, second_store, p
 async def test_a_batch_of_duplicates_moves_nothing(store, packet):
     await store.append([packet(1)], NOW)
     appended = await store.append([packet(1)], NOW + 99)
-    assert appended == (FIRST, [(Outcome.DUPLICATE, FIRST, NOW, None)])
+    assert appended == (FIRST, [(AppendOutcome.DUPLICATE, FIRST, NOW, None)])
     assert await store.head() == FIRST
 
 
@@ -134,7 +134,7 @@ async def test_the_database_itself_refuses_an_id_twice_in_a_batch(sql):
 async def test_a_clock_that_steps_back_is_held(store, second_store, packet):
     await store.append([packet(1)], NOW)
     appended = await second_store.append([packet(2)], NOW - 3 * DAY_SECONDS)
-    assert appended.dispositions == [(Outcome.STORED, FIRST + 1, NOW, None)]
+    assert appended.dispositions == [(AppendOutcome.STORED, FIRST + 1, NOW, None)]
 
 
 @pytest.mark.req("R-152")
@@ -154,8 +154,8 @@ async def test_days_without_a_relay_are_passed_over(store, packet):
     later = NOW + 400 * DAY_SECONDS
     appended = await store.append([packet(2), packet(1)], later)
     assert appended.dispositions == [
-        (Outcome.STORED, first_of_day(later // DAY_SECONDS) + 1, later, None),
-        (Outcome.DUPLICATE, FIRST, NOW, None),
+        (AppendOutcome.STORED, first_of_day(later // DAY_SECONDS) + 1, later, None),
+        (AppendOutcome.DUPLICATE, FIRST, NOW, None),
     ]
 
 
@@ -182,7 +182,7 @@ async def test_any_text_is_stored_and_found_exactly(store, text):
     stored = NewPacket(b"1" * 32, "did:strata:a" + text, text, NOW, None, body)
     other = NewPacket(b"2" * 32, "did:strata:b", text + "x", NOW, None, b"{}")
     appended = await store.append([stored, other], NOW)
-    assert [place.outcome for place in appended.dispositions] == [Outcome.STORED] * 2
+    assert [place.outcome for place in appended.dispositions] == [AppendOutcome.STORED] * 2
     for query in (
         LogQuery(types=frozenset([text])),
         LogQuery(types=frozenset([text, "nothing"])),
@@ -204,9 +204,9 @@ async def test_rows_that_cannot_be_stored_fail_alone(store, packet, sql):
     for n in (0, 7, 8, 19):
         batch[n] = packet(n, size=13)
     appended = await store.append(batch, NOW)
-    invalid = [n for n, place in enumerate(appended.dispositions) if place.outcome is Outcome.INVALID]
+    invalid = [n for n, place in enumerate(appended.dispositions) if place.outcome is AppendOutcome.INVALID]
     assert invalid == [0, 2, 3, 5, 7, 8, 19]
-    stored = [place.sequence for place in appended.dispositions if place.outcome is Outcome.STORED]
+    stored = [place.sequence for place in appended.dispositions if place.outcome is AppendOutcome.STORED]
     assert stored == list(range(FIRST, FIRST + 13))
     assert appended.previous == 0
     assert len(await everything(store)) == 13
@@ -214,7 +214,7 @@ async def test_rows_that_cannot_be_stored_fail_alone(store, packet, sql):
 
 async def test_a_batch_of_nothing_but_unstorable_rows(store, packet):
     appended = await store.append([packet(1, timestamp=2**70)], NOW)
-    assert appended == (0, [(Outcome.INVALID, 0, 0, None)])
+    assert appended == (0, [(AppendOutcome.INVALID, 0, 0, None)])
     assert await store.append([], NOW) == (0, [])
 
 
@@ -255,7 +255,7 @@ async def test_an_append_cut_off_by_the_server_heals_and_doubles_nothing(
         with pytest.raises(StoreUnavailable):
             await attempt
     again = await store.append([packet(1), packet(2)], NOW)
-    assert [place.outcome for place in again.dispositions] == [Outcome.STORED] * 2
+    assert [place.outcome for place in again.dispositions] == [AppendOutcome.STORED] * 2
     assert [entry.sequence for entry in await everything(store)] == [FIRST, FIRST + 1, FIRST + 2]
 
 
@@ -274,7 +274,7 @@ async def test_an_append_that_was_cancelled_leaves_the_writer_usable(
         with pytest.raises(asyncio.CancelledError):
             await attempt
     appended = await store.append([packet(2)], NOW)
-    assert appended.dispositions[0].outcome is Outcome.STORED
+    assert appended.dispositions[0].outcome is AppendOutcome.STORED
     sequences = [entry.sequence for entry in await everything(store)]
     assert sequences == list(range(FIRST, FIRST + len(sequences)))
 

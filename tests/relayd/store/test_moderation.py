@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 
-from relayd.moderation import NOTHING_READ, Act, Ban, Kind, LastRuling
+from relayd.moderation import NOTHING_READ, Act, Ban, LastRuling, SubjectKind
 from relayd.store import Store, migrate
 from relayd.store.moderation import Ruling
 from relayd.store.types import LogQuery, StoreUnavailable
@@ -21,20 +21,20 @@ DID = "did:strata:zAlice"
 
 
 def ruling(subject: str = DID, *, bans: bool = True, expires_at: int | None = None, reason: str = "spam"):
-    return Ruling(Kind.AUTHOR, subject, bans, reason, "root", "command", expires_at)
+    return Ruling(SubjectKind.AUTHOR, subject, bans, reason, "root", "command", expires_at)
 
 
 async def test_a_ruling_is_in_the_table_and_in_the_log(store: Store):
     nothing = await store.moderation.last()
     assert await store.moderation.read(NOTHING_READ) == (nothing, [], False, [])
     assert await store.moderation.rule([ruling()], NOW) == [True]
-    made = Ban(Kind.AUTHOR, DID, "spam", "root", None, NOW)
+    made = Ban(SubjectKind.AUTHOR, DID, "spam", "root", None, NOW)
     first = await store.moderation.last()
     assert (nothing.number, first.number) == (0, 1)
     assert await store.moderation.read(nothing) == (first, [made], False, [])
     assert await store.moderation.rule([ruling()], NOW + 1) == [False], "it is banned already"
     assert await store.moderation.rule([ruling(reason="more spam", expires_at=NOW + 9)], NOW + 2) == [True]
-    changed = Ban(Kind.AUTHOR, DID, "more spam", "root", NOW + 9, NOW + 2)
+    changed = Ban(SubjectKind.AUTHOR, DID, "more spam", "root", NOW + 9, NOW + 2)
     assert await store.moderation.rule([ruling(bans=False, reason="appeal")], NOW + 3) == [True]
     assert await store.moderation.rule([ruling(bans=False)], NOW + 4) == [False]
     lines = await store.moderation.log()
@@ -60,9 +60,9 @@ async def test_what_is_over_is_cleared_away_with_the_next_ruling(store: Store):
         (Act.EXPIRE, DID, "relay"),
         (Act.BAN, DID, "command"),
     ]
-    found = await store.moderation.bans(NOW + 6, after=(Kind.AUTHOR, "did:x:b"))
+    found = await store.moderation.bans(NOW + 6, after=(SubjectKind.AUTHOR, "did:x:b"))
     assert [ban.subject for ban in found] == ["did:x:c"]
-    assert await store.moderation.bans(NOW + 6, kind=Kind.TYPE) == []
+    assert await store.moderation.bans(NOW + 6, kind=SubjectKind.TYPE) == []
 
 
 async def test_rulings_at_the_same_time_take_turns_and_their_numbers_leave_none_out(
@@ -91,7 +91,7 @@ async def test_a_ruling_that_a_failover_lost_is_told_from_the_next_one_of_its_nu
     seen = await moderation.last()
     assert await moderation.read(kept) == (
         seen,
-        [Ban(Kind.AUTHOR, "did:x:kept", "spam", "root", None, NOW)],
+        [Ban(SubjectKind.AUTHOR, "did:x:kept", "spam", "root", None, NOW)],
         True,
         ["this-1"],
     )

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from relayd.federation.peers_file import Upstream
 from relayd.federation.selection import stream_of
-from relayd.store import LogQuery, Outcome, Store
+from relayd.store import AppendOutcome, LogQuery, Store
 from relayd.store.peers import PeerComparison, PeerStore, register_peers
 from relayd.store.types import PeerMark, StoreUnavailable
 
@@ -65,7 +65,7 @@ async def test_the_earliest_witness_counts_and_never_a_later_one(store, packet, 
     for witness, shown in [(NOW - 10, NOW - 10), (NOW - 5, NOW - 10), (NOW - 20, NOW - 20)]:
         again = [replace(each, witnessed_at=witness, ingest_peer=numbers[HERE[0]]) for each in (plain, keys)]
         places = (await store.append(again, NOW + 1)).dispositions
-        assert {place.outcome for place in places} == {Outcome.DUPLICATE}
+        assert {place.outcome for place in places} == {AppendOutcome.DUPLICATE}
         # An identity packet keeps the time with which its author's chain was built.
         assert [at for _, at in await told(store)] == [shown, NOW]
 
@@ -117,7 +117,7 @@ async def test_a_mark_that_cannot_be_stored_fails_no_packet(store, packet, peers
     marks = [PeerMark(peer, fence, "all", "no\0cursor", NOW)]
     with structlog.testing.capture_logs() as lines:
         appended = await store.append([packet(1)], NOW, None, marks)
-    assert [place.outcome for place in appended.dispositions] == [Outcome.STORED]
+    assert [place.outcome for place in appended.dispositions] == [AppendOutcome.STORED]
     assert [line["event"] for line in lines] == ["peer_marks_refused"]
     assert (await table.place(peer, "all")).cursor is None
 

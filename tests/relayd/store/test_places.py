@@ -21,8 +21,8 @@ from relayd import failpoints
 from relayd.admission.limits import AdmissionLimits
 from relayd.config import Settings
 from relayd.failpoints import FailpointRaised
-from relayd.moderation import Act, Kind
-from relayd.store import Gone, LogQuery, Outcome, Store
+from relayd.moderation import Act, SubjectKind
+from relayd.store import AppendOutcome, Gone, LogQuery, Store
 from relayd.store.counting import count_log
 from relayd.store.erasing import Erased, Eraser
 from relayd.store.places import Fate, KnownPlaces, PlaceEraser, PlacesErased, Row, judge
@@ -155,14 +155,14 @@ async def test_dropped_packets_get_tombstones_alone_and_stay_out(old: Store, pac
     lines = await old.moderation.log()
     assert [line.subject for line in reversed(lines)] == list(taken)
     assert {(line.act, line.kind, line.actor, line.via) for line in lines} == {
-        (Act.ERASE, Kind.PACKET, "ann", "command")
+        (Act.ERASE, SubjectKind.PACKET, "ann", "command")
     }
     # The same packets again are duplicates, after any time.
     again = [packet(0), packet(10, type=CLIENT_MANIFEST), packet(50)]
     for later in (5, 400):
         await old.maintain(NOW + later * DAY_SECONDS)
         done = await old.append(again, NOW + later * DAY_SECONDS)
-        assert {one.outcome for one in done.dispositions} == {Outcome.DUPLICATE}
+        assert {one.outcome for one in done.dispositions} == {AppendOutcome.DUPLICATE}
     assert isinstance(await old.by_id(bytes.fromhex(places[0].packet_id[2:]), NOW), Gone)
 
 
@@ -171,13 +171,15 @@ async def test_the_id_of_a_dropped_packet_is_remembered_even_if_it_was_forgotten
     await old.append([packet(900)], NOW + 70 * DAY_SECONDS)
     await old.maintain(NOW + 70 * DAY_SECONDS)
     await old.append([packet(901)], NOW + 71 * DAY_SECONDS)
-    assert (await old.append([packet(1)], NOW + 71 * DAY_SECONDS)).dispositions[0].outcome is Outcome.STORED
+    assert (await old.append([packet(1)], NOW + 71 * DAY_SECONDS)).dispositions[
+        0
+    ].outcome is AppendOutcome.STORED
     done = await erase(old, places[0], places[1])
     assert (done.dropped, done.refused) == (1, 1)
     assert "the log has had it at" in done.refusals[0].reason, "it has come in again elsewhere"
     (again,) = (await old.append([packet(0)], NOW + 72 * DAY_SECONDS)).dispositions
     assert (again.outcome, again.sequence, again.received_at) == (
-        Outcome.DUPLICATE, places[0].sequence, places[0].received_at
+        AppendOutcome.DUPLICATE, places[0].sequence, places[0].received_at
     )  # fmt: skip
 
 
@@ -243,7 +245,7 @@ async def test_appends_retention_and_other_erasures_go_on_meanwhile(old: Store, 
         appends = [asyncio.create_task(other.append([packet(500 + n)], now)) for n in range(10)]
         authors = [f"did:strata:{day}" for day in range(6)]
         by_author = Eraser(old.url, RELAY, batch=1).erase(
-            Kind.AUTHOR, authors, reason="asked for", actor="ann", via="command", now=NOW + 5
+            SubjectKind.AUTHOR, authors, reason="asked for", actor="ann", via="command", now=NOW + 5
         )
         erasing = erase(old, *places, batch=1), erase(old, *places[::-1], batch=2)
         one, two, by, _ = await asyncio.gather(*erasing, by_author, other.maintain(now))
@@ -256,7 +258,7 @@ async def test_appends_retention_and_other_erasures_go_on_meanwhile(old: Store, 
         == 24 + 10
         == await sql.fetchval("SELECT count(DISTINCT packet_id) FROM packet_ids")
     )
-    assert {done.dispositions[0].outcome for done in stored} == {Outcome.STORED}
+    assert {done.dispositions[0].outcome for done in stored} == {AppendOutcome.STORED}
 
 
 async def test_a_batch_waits_for_an_append_that_has_begun(old: Store, packet, sql, observer, eventually):
@@ -283,7 +285,7 @@ async def test_a_row_that_a_restore_left_empty_gets_its_tombstone(store: Store, 
     assert (await count_log(store.url)).erased == 1
     assert await sql.fetchval("SELECT annotation IS NULL FROM packets WHERE packet_id = $1", name)
     (again,) = (await store.append([packet(0)], NOW + 1)).dispositions
-    assert again.outcome is Outcome.DUPLICATE
+    assert again.outcome is AppendOutcome.DUPLICATE
 
 
 async def test_an_import_brings_nothing_back_of_before_the_log(store: Store, packet):
@@ -303,7 +305,7 @@ async def test_what_was_erased_by_id_is_erased_already(store: Store, packet, sql
     await store.append([packet(0)], NOW)
     name = f"0x{packet(0).packet_id.hex()}"
     eraser = Eraser(store.url, RELAY)
-    done = await eraser.erase(Kind.PACKET, [name], reason="x", actor="ann", via="command", now=NOW)
+    done = await eraser.erase(SubjectKind.PACKET, [name], reason="x", actor="ann", via="command", now=NOW)
     assert done == Erased(1, 0)
     place = await sql.fetchrow("SELECT sequence, received_at FROM packets")
     assert await erase(store, PacketPlace(name, *place)) == PlacesErased(already=1)

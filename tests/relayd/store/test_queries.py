@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strata.protocol.lake import DAY_SECONDS
 
-from relayd.store import LogQuery, NewPacket, Page, Store, StoredPacket
+from relayd.store import LogPage, LogQuery, NewPacket, Store, StoredPacket
 from relayd.store.declined import covers
 from relayd.store.queries import page_statement, ways
 from relayd.store.types import Declined, Gone, LogEntry
@@ -505,7 +505,7 @@ async def test_positions_agree_with_the_rows(store, sql):
 
 
 async def test_an_empty_log_has_empty_pages(store):
-    assert await store.page(LogQuery(), 10, NOW) == Page([], exhausted=True)
+    assert await store.page(LogQuery(), 10, NOW) == LogPage([], exhausted=True)
     assert await store.page(LogQuery(received_since=5, received_until=NOW), 10, NOW) == ([], True, None)
     assert await store.tail(0, None, 10) == []
     assert await store.head() == 0

@@ -16,7 +16,7 @@ from strata.protocol.lake import DAY_SECONDS
 from relayd.lineage import KnownLog
 from relayd.store import LogQuery, NewPacket, Store, StoreTimeout, StoreUnavailable, connection
 from relayd.store.columns import string_key
-from relayd.store.connection import Pool
+from relayd.store.connection import ConnectionPool
 from relayd.store.reader import Reader
 
 NOW = 1_790_000_000
@@ -140,7 +140,7 @@ async def test_a_connection_that_is_being_opened_when_the_pool_closes_is_lent_to
         opened.append(connection)
         await pool.close()
 
-    pool = Pool(database, 1, name="relayd pages", connect_timeout=5, check=closes_meanwhile)
+    pool = ConnectionPool(database, 1, name="relayd pages", connect_timeout=5, check=closes_meanwhile)
     with pytest.raises(StoreUnavailable, match="the store is closed"):
         async with pool.lease():
             pytest.fail("it was lent")
@@ -150,13 +150,13 @@ async def test_a_connection_that_is_being_opened_when_the_pool_closes_is_lent_to
 @pytest.fixture
 async def giving_way(database):
     """A pool of four connections that gives way to more urgent work."""
-    pool = Pool(database, 4, name="relayd pages", connect_timeout=5)
+    pool = ConnectionPool(database, 4, name="relayd pages", connect_timeout=5)
     pool.gives_way = lambda: True
     yield pool
     await pool.close()
 
 
-async def lent_when(pool: Pool, given: asyncio.Event, ends: asyncio.Event) -> None:
+async def lent_when(pool: ConnectionPool, given: asyncio.Event, ends: asyncio.Event) -> None:
     async with pool.lease():
         given.set()
         await ends.wait()
@@ -194,7 +194,7 @@ def test_a_look_that_is_due_at_once_stops_nobody(monkeypatch):
 
     async def read_pages() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
-        pool = Pool("", 4, name="relayd pages", connect_timeout=5)
+        pool = ConnectionPool("", 4, name="relayd pages", connect_timeout=5)
         pool.gives_way = lambda: True
         monkeypatch.setattr(pool, "_take", as_good_as_a_connection)
 
@@ -370,7 +370,7 @@ async def test_a_replica_that_is_back_is_asked_again(database, packet):
 
 
 async def test_a_server_that_stops_answering_is_unavailable_in_time(database, locked, sql, monkeypatch):
-    pool = Pool(database, 1, name="relayd pages", connect_timeout=5, turn_timeout=0.2)
+    pool = ConnectionPool(database, 1, name="relayd pages", connect_timeout=5, turn_timeout=0.2)
     reader = Reader(KnownLog(), pool, pool, None)  # no statement timeout on the server
     with pytest.raises(StoreUnavailable, match="in time"):
         await reader.page(LogQuery(), 10, NOW, 1000)

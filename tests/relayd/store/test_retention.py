@@ -12,8 +12,8 @@ from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.lake import DAY_SECONDS, day_of
 
-from relayd.moderation import Kind
-from relayd.store import Gone, LogQuery, Outcome, Store
+from relayd.moderation import SubjectKind
+from relayd.store import AppendOutcome, Gone, LogQuery, Store
 from relayd.store.erasing import Eraser
 from relayd.store.retention import Swept
 from relayd.store.types import EXEMPT_TYPES, NewPacket, StoredPacket
@@ -200,7 +200,7 @@ async def test_ids_outlive_their_packets_by_the_duplicate_window(database, packe
             await store.maintain(now)
             appended = await store.append([packet(1), packet(2), packet(100 + day)], now)
             outcomes = [place.outcome for place in appended.dispositions]
-            assert outcomes == [Outcome.DUPLICATE, Outcome.DUPLICATE, Outcome.STORED], day
+            assert outcomes == [AppendOutcome.DUPLICATE, AppendOutcome.DUPLICATE, AppendOutcome.STORED], day
         assert packet(1).body not in await bodies(store)
 
 
@@ -217,7 +217,10 @@ async def test_generations_go_in_the_end_but_not_the_ids_of_exempt_packets(datab
         stored = await store.by_id(packet(2).packet_id, now)
         assert isinstance(stored, StoredPacket) and stored.body == packet(2).body
         appended = await store.append([packet(2), packet(1)], now)
-        assert [place.outcome for place in appended.dispositions] == [Outcome.DUPLICATE, Outcome.STORED]
+        assert [place.outcome for place in appended.dispositions] == [
+            AppendOutcome.DUPLICATE,
+            AppendOutcome.STORED,
+        ]
         # Look-ups by id probe few partitions, however long the relay has run.
         assert len(await partitions(sql, "packet_ids")) <= 5
 
@@ -230,7 +233,7 @@ async def test_what_was_erased_is_known_for_good(database, packet):
         await store.maintain(NOW)
         await store.append([manifest, plain], NOW)
         await Eraser(store.url, Identity(bytes(32))).erase(
-            Kind.PACKET,
+            SubjectKind.PACKET,
             ["0x" + manifest.packet_id.hex()],
             reason="asked for",
             actor="ann",
@@ -242,7 +245,10 @@ async def test_what_was_erased_is_known_for_good(database, packet):
             await store.append([packet(100 + day)], now)
             await store.maintain(now)
         appended = await store.append([manifest, plain], now)
-        assert [place.outcome for place in appended.dispositions] == [Outcome.DUPLICATE, Outcome.STORED]
+        assert [place.outcome for place in appended.dispositions] == [
+            AppendOutcome.DUPLICATE,
+            AppendOutcome.STORED,
+        ]
         assert isinstance(await store.by_id(manifest.packet_id, now), Gone)
 
 
@@ -307,7 +313,7 @@ async def test_a_reader_that_will_not_let_go_delays_a_sweep_but_not_the_log(
         await sql.fetchval("SELECT count(*) FROM packets")
         sweep = asyncio.create_task(store.maintain(now))
         appended = await store.append([packet(1000)], now)
-        assert appended.dispositions[0].outcome is Outcome.STORED
+        assert appended.dispositions[0].outcome is AppendOutcome.STORED
         assert not sweep.done()
         await reading.rollback()
         assert (await sweep).days == 2

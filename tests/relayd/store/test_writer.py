@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import structlog
 
-from relayd.store import Appended, Disposition, Outcome, StoreError, StoreUnavailable, Writer
+from relayd.store import Appended, AppendOutcome, Disposition, StoreError, StoreUnavailable, Writer
 from relayd.store import writer as writers
 from relayd.store.types import IdentitiesMoved, NewPacket
 from tests.support.made_relays import virtual
@@ -40,7 +40,7 @@ class FakeLog:
         await self.gate.wait()
         if self.failures:
             raise self.failures.pop(0)
-        return Appended(0, [Disposition(Outcome.STORED, n, now) for n in range(len(batch))])
+        return Appended(0, [Disposition(AppendOutcome.STORED, n, now) for n in range(len(batch))])
 
 
 @contextlib.asynccontextmanager
@@ -319,7 +319,7 @@ async def test_cancelling_keeps_what_was_not_committed(log, make, packet):
 @pytest.mark.req("R-111", "R-189", "R-311")
 async def test_a_database_that_keeps_killing_the_connection_loses_and_doubles_nothing(store, packet, sql):
     """Two writers submit the same packets while their connections are cut again and again."""
-    committed: list[tuple[int, Outcome, int]] = []
+    committed: list[tuple[int, AppendOutcome, int]] = []
 
     def on_commit(appended, batch, seconds):
         committed.extend(

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from relayd.faults import Faults
+from relayd.faults import FaultLog
 from relayd.store.types import LogEntry, NewPacket
 from relayd.tracing.feed import FeedTraces, TracedLog
 from relayd.tracing.spans import Sample, TraceSpan
@@ -27,7 +27,7 @@ def spans() -> list[TraceSpan]:
 
 @pytest.fixture
 def feed(spans: list[TraceSpan]) -> FeedTraces:
-    traces = FeedTraces(cast(Any, SimpleNamespace(emit=spans.append)), Sample(1, b"key"), Faults())
+    traces = FeedTraces(cast(Any, SimpleNamespace(emit=spans.append)), Sample(1, b"key"), FaultLog())
     cursors: Any = None
     traces.fanout(cursors, 0, form="rewrite", on_fault=print)
     return traces

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import structlog
 
-from relayd.tracing.otel import Collector
+from relayd.tracing.otel import OtlpCollector
 from relayd.tracing.spans import TraceSpan
 from tests.support.otlp import OtlpReceiver, receiver
 from tests.support.waiting import wait_until
@@ -20,8 +20,8 @@ def counted() -> Counter[str]:
     return Counter()
 
 
-def collector(to: OtlpReceiver, counted: Counter[str]) -> Collector:
-    return Collector(to.url, instance="one", count=lambda what, n: counted.update({what: n}))
+def collector(to: OtlpReceiver, counted: Counter[str]) -> OtlpCollector:
+    return OtlpCollector(to.url, instance="one", count=lambda what, n: counted.update({what: n}))
 
 
 def span(number: int = 1, *, parent_id: int | None = None, problem: str | None = None) -> TraceSpan:

@@ -9,8 +9,8 @@ import pytest
 from strata.protocol.errors import ErrorCode, InvalidPacket
 
 from relayd.admission.request import PublishRequest
-from relayd.faults import Faults
-from relayd.store.types import Appended, Disposition, NewPacket, Outcome, StoreUnavailable
+from relayd.faults import FaultLog
+from relayd.store.types import Appended, AppendOutcome, Disposition, NewPacket, StoreUnavailable
 from relayd.tracing.publishes import PublishTraces
 from relayd.tracing.spans import Sample, TraceSpan
 
@@ -26,7 +26,7 @@ class Rig:
         self.traces = PublishTraces(
             cast(Any, SimpleNamespace(emit=self.emit)),
             Sample(ratio, b"key"),
-            Faults(self.faults.append),
+            FaultLog(self.faults.append),
             clock=lambda: self.now,
         )
         self.enqueue = self.traces.queueing(lambda packet, request: self.done.append("queued"))
@@ -54,7 +54,7 @@ def test_check_queue_and_append_fill_a_publish_and_all_processes_know_the_append
     rig.now = 11.0
     rig.enqueue(packet, request)
     rig.now = 13.0
-    rig.commit(Appended(4, [Disposition(Outcome.STORED, 5, 0)]), [(packet, request)], 0.5)
+    rig.commit(Appended(4, [Disposition(AppendOutcome.STORED, 5, 0)]), [(packet, request)], 0.5)
     check, queue, append, root = rig.spans
     assert [(s.name, s.began_at, s.ended_at) for s in rig.spans] == [
         ("publish.check", 10.0, 11.0),
@@ -74,7 +74,7 @@ def test_check_queue_and_append_fill_a_publish_and_all_processes_know_the_append
 
 @pytest.mark.parametrize(
     ("outcome", "said", "problem"),
-    [(Outcome.DUPLICATE, "duplicate", None), (Outcome.INVALID, "not_stored", "not_stored")],
+    [(AppendOutcome.DUPLICATE, "duplicate", None), (AppendOutcome.INVALID, "not_stored", "not_stored")],
 )
 def test_what_was_not_stored_has_no_append_that_others_hang_theirs_below(outcome, said, problem):
     rig = Rig()
@@ -108,7 +108,7 @@ def test_what_never_became_a_packet_or_is_not_drawn_leaves_no_trace():
     rare = Rig(0)
     packet, request = rare.request(1)
     rare.enqueue(packet, request)
-    rare.commit(Appended(4, [Disposition(Outcome.STORED, 5, 0)]), [(packet, request)], 0.5)
+    rare.commit(Appended(4, [Disposition(AppendOutcome.STORED, 5, 0)]), [(packet, request)], 0.5)
     rare.traces.refused(request, InvalidPacket(ErrorCode.INVALID_SCHEMA, "no"))
     assert not rig.spans and not rare.spans and not len(rare.traces)
 
@@ -129,7 +129,7 @@ def test_an_authors_words_are_short_and_whole():
     rig = Rig()
     packet, request = rig.request(1, type="\ud800" + "x" * 1000)
     rig.enqueue(packet, request)
-    rig.commit(Appended(4, [Disposition(Outcome.STORED, 5, 0)]), [(packet, request)], 0.5)
+    rig.commit(Appended(4, [Disposition(AppendOutcome.STORED, 5, 0)]), [(packet, request)], 0.5)
     type_ = str(rig.spans[-1].attributes["strata.content_type"])
     assert type_.encode() and len(type_) == 128
 
@@ -143,5 +143,5 @@ def test_a_fault_of_tracing_is_counted_and_the_commit_is_done():
         raise OSError("no")
 
     rig.traces._spans.emit = broken  # type: ignore[method-assign]
-    rig.commit(Appended(4, [Disposition(Outcome.STORED, 5, 0)]), [(packet, request)], 0.5)
+    rig.commit(Appended(4, [Disposition(AppendOutcome.STORED, 5, 0)]), [(packet, request)], 0.5)
     assert rig.done == ["queued", "committed"] and rig.faults == ["tracing"] and not len(rig.traces)

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from relayd.faults import Faults
-from relayd.store.types import Page, StoredPacket
+from relayd.faults import FaultLog
+from relayd.store.types import LogPage, StoredPacket
 from relayd.tracing.reading import ReadTraces
 from relayd.tracing.spans import TraceSpan
 
@@ -25,7 +25,7 @@ def spans() -> list[TraceSpan]:
 
 def make(spans: list[TraceSpan], drawn: float = 0.0) -> ReadTraces:
     target = cast(Any, SimpleNamespace(emit=spans.append))
-    return ReadTraces(target, 0.5, Faults(), clock=lambda: 20.0, draw=lambda: drawn)
+    return ReadTraces(target, 0.5, FaultLog(), clock=lambda: 20.0, draw=lambda: drawn)
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def test_pages_hang_below_what_they_are_read_for(spans, started, name, kind):
     traces, reader = make(spans), cast(Any, Reader(started=started))
     traces.began(reader)
     rows = [StoredPacket(9, 0, b"{}", None), StoredPacket(4, 0, b"{}", None)]
-    traces.read(reader, Page(rows, False), 15.0, 300)
-    traces.read(reader, Page([], True), 16.0, 0)
+    traces.read(reader, LogPage(rows, False), 15.0, 300)
+    traces.read(reader, LogPage([], True), 16.0, 0)
     traces.ended(reader, "live")
     traces.ended(reader, "ended")  # nothing is reported twice
     first, last, root = spans
@@ -51,6 +51,6 @@ def test_pages_hang_below_what_they_are_read_for(spans, started, name, kind):
 def test_who_is_not_drawn_is_not_followed(spans):
     traces, reader = make(spans, 0.5), cast(Any, Reader(started=False))
     traces.began(reader)
-    traces.read(reader, Page([], True), 15.0, 0)
+    traces.read(reader, LogPage([], True), 15.0, 0)
     traces.ended(reader, "ended")
     assert not spans and not len(traces)

@@ -22,11 +22,11 @@ from relayd.identity.directory import Identities
 from relayd.store.identities import AuthorsPage
 from relayd.store.types import (
     Appended,
+    AppendOutcome,
     Disposition,
     IdentitiesMoved,
     LogEntry,
     NewPacket,
-    Outcome,
     StoredPacket,
 )
 from relayd.transfer import files
@@ -86,11 +86,11 @@ class MemoryStore:
 
     def _append(self, packet: NewPacket, now: int) -> Disposition:
         if packet.packet_id == self.refuse:
-            return Disposition(Outcome.INVALID, 0, 0)
+            return Disposition(AppendOutcome.INVALID, 0, 0)
         if place := self.places.get(packet.packet_id):
-            return Disposition(Outcome.DUPLICATE, place.sequence, place.received_at)
+            return Disposition(AppendOutcome.DUPLICATE, place.sequence, place.received_at)
         received_at = max(now, self.log[-1].received_at if self.log else 0)
-        place = Disposition(Outcome.STORED, len(self.log) + 1, received_at)
+        place = Disposition(AppendOutcome.STORED, len(self.log) + 1, received_at)
         self.log.append(LogEntry(place.sequence, received_at, packet))
         self.places[packet.packet_id] = place
         return place

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strata.txrx.codecs import PART_BYTES, BytesCodec, MessageCodec, MsgpackCodec, codec_for
 from strata.txrx.errors import CodecError, ErrorKind
-from strata.txrx.framing import MAX_PARTS
+from strata.txrx.multipart import MAX_PARTS
 
 
 class Inner(msgspec.Struct):

@@ -19,7 +19,7 @@ from strata.txrx.frames import (
     read_header,
     read_response,
 )
-from strata.txrx.framing import FrameReader
+from strata.txrx.multipart import FrameReader
 from strata.txrx.sending import SendingSession
 from strata.txrx.settings import TxRxSettings
 

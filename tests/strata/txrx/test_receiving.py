@@ -9,7 +9,7 @@ import pytest
 from strata.txrx.codecs import BytesCodec
 from strata.txrx.errors import CodecError
 from strata.txrx.frames import Ack, Closed, Reject, encode_header, read_response
-from strata.txrx.framing import FrameReader, frame_of
+from strata.txrx.multipart import FrameReader, frame_of
 from strata.txrx.receiving import ReceiverCounters, ReceivingLink, Sessions
 from strata.txrx.settings import TxRxSettings
 

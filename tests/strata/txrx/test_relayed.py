@@ -25,7 +25,7 @@ from strata.txrx import (
 )
 from strata.txrx.codecs import BytesCodec
 from strata.txrx.frames import SEQUENCE, Ack, Reject, encode_header, encode_response
-from strata.txrx.framing import frame_of
+from strata.txrx.multipart import frame_of
 from strata.txrx.relayed import (
     _ANSWER,
     _BYE,

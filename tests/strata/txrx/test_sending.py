@@ -18,7 +18,7 @@ from strata.txrx.errors import (
     TxRxClosed,
 )
 from strata.txrx.frames import Ack, Closed, Reject, encode_response, read_header
-from strata.txrx.framing import MAX_PARTS, FrameReader, frame_of
+from strata.txrx.multipart import MAX_PARTS, FrameReader, frame_of
 from strata.txrx.sending import Returned, SendingSession
 from strata.txrx.settings import TxRxSettings
 

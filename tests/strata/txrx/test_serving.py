@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from strata.txrx import TcpAddress, TxRxSettings, dial, serve, serving
 from strata.txrx.frames import Ack, Closed, Reject, read_response
-from strata.txrx.framing import FrameReader, frame_of
+from strata.txrx.multipart import FrameReader, frame_of
 from strata.txrx.serving import NetRx
 
 from tests.support.waiting import until

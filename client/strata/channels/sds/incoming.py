@@ -1,7 +1,8 @@
 """From a received message to its delivery: dependencies, holding, gaps (SDS Receive and Incoming sweep).
 
 `Receiver` delivers each message once, after all messages that it follows. `IncomingBuffer` holds the messages
-that wait, and tracks the missing messages that they wait for.
+that wait, and tracks the missing messages that they wait for. `OwnName` reports messages under our sender id
+that were not sent here: another program may use the id (C-006).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -9,6 +10,7 @@ that wait, and tracks the missing messages that they wait for.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -22,18 +24,20 @@ from strata.channels.sds.events import (
     Origin,
     SdsEvent,
     SdsStatistics,
+    SenderShared,
 )
-from strata.channels.sds.history import History
-from strata.channels.sds.log import LoggedMessage
-from strata.channels.sds.messages import HistoryEntry, SdsMessage, is_usable_id
+from strata.channels.sds.log import History, LoggedMessage, MessageLog
+from strata.channels.sds.messages import HistoryEntry, Kind, SdsMessage, is_usable_id
 from strata.channels.sds.repair import RepairBuffers
 from strata.channels.sds.timing import LamportClock, SteadyClock
 
-__all__ = ["IncomingBuffer", "Missing", "Receiver", "Reception", "Waiting", "usable_hint"]
+__all__ = ["IncomingBuffer", "Missing", "OwnName", "Receiver", "Reception", "Waiting", "usable_hint"]
 
 _MAX_HINT_BYTES = 256
 _WANTED_SHARE = 2
 """Messages that others wait for have this many times the usual room."""
+_REMEMBERED_OWN = 256
+"""How many own syncs and withdrawn messages are recognised when they come back, and how many reports wait."""
 
 
 class Reception(msgspec.Struct, frozen=True):
@@ -546,6 +550,44 @@ class Receiver:
         self._statistics.delivered += 1
         content, hint = message.content or b"", reception.hint
         self._emit(Delivered(message.message_id, message.sender_id, content, lamport, hint, reception.origin))
+
+
+class OwnName:
+    """Messages sent under our sender id that nothing else keeps, and reports of those received under it."""
+
+    def __init__(self, log: MessageLog, own_count: int) -> None:
+        """`own_count` is the number of own messages before this run."""
+        self._log = log
+        self._own_before = own_count
+        self._syncs: deque[int] = deque(maxlen=_REMEMBERED_OWN)
+        self._withdrawn: deque[str] = deque(maxlen=_REMEMBERED_OWN)
+        self._reports: deque[SenderShared] = deque(maxlen=_REMEMBERED_OWN)
+
+    def sync_sent(self, lamport: int) -> None:
+        """Note that we send a sync; its Lamport time identifies it."""
+        self._syncs.append(lamport)
+
+    def withdrawn(self, message_id: str) -> None:
+        """Note that one of our messages was forgotten, though it may have gone out."""
+        self._withdrawn.append(message_id)
+
+    def heard(self, message: SdsMessage, origin: Origin) -> bool:
+        """Report a message under our id that is not in the log, unless it was sent here; True if reported."""
+        lamport = message.lamport_timestamp or 0
+        if message.kind is Kind.EPHEMERAL:
+            return False  # none is kept to compare with
+        if message.message_id in self._withdrawn or lamport in self._syncs:
+            return False
+        named = map(self._log.get, message.history_ids)
+        follows_own = any(entry is not None and entry.own > self._own_before for entry in named)
+        self._reports.append(SenderShared(message.message_id, lamport, follows_own, origin))
+        return True
+
+    def take(self) -> list[SenderShared]:
+        """Remove and return the latest reports."""
+        reports = list(self._reports)
+        self._reports.clear()
+        return reports
 
 
 def _bounded(entry: HistoryEntry) -> HistoryEntry:

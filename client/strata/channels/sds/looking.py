@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from strata.channels.sds.events import SdsStatistics, WaitingMessage
-from strata.channels.sds.history import History
 from strata.channels.sds.incoming import IncomingBuffer, Waiting
-from strata.channels.sds.log import LoggedMessage
+from strata.channels.sds.log import History, LoggedMessage
 from strata.channels.sds.messages import HistoryEntry, SdsMessage
 from strata.channels.sds.outgoing import OutgoingBuffer, OutgoingState, WireCache
 from strata.channels.sds.repair import RepairBuffers

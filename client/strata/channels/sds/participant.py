@@ -33,10 +33,8 @@ from strata.channels.sds.events import (
     SendRepair,
     SendSync,
 )
-from strata.channels.sds.history import History
-from strata.channels.sds.incoming import IncomingBuffer, Receiver, Reception, usable_hint
-from strata.channels.sds.journal import Journal, restore
-from strata.channels.sds.log import LoggedMessage
+from strata.channels.sds.incoming import IncomingBuffer, OwnName, Receiver, Reception, usable_hint
+from strata.channels.sds.log import History, LoggedMessage
 from strata.channels.sds.looking import Looking
 from strata.channels.sds.messages import (
     NO_CHANNEL,
@@ -48,7 +46,6 @@ from strata.channels.sds.messages import (
     person_of,
 )
 from strata.channels.sds.outgoing import Outgoing, OutgoingBuffer, WireCache
-from strata.channels.sds.own_name import OwnName
 from strata.channels.sds.receipts import (
     LATEST,
     MAX_IN_CONTENT,
@@ -57,7 +54,7 @@ from strata.channels.sds.receipts import (
     write_receipts,
 )
 from strata.channels.sds.repair import RepairBuffers
-from strata.channels.sds.state import Change, ClockRecord, SdsState
+from strata.channels.sds.state import Change, ClockRecord, Journal, SdsState, restore
 from strata.channels.sds.sync import SyncSchedule
 from strata.channels.sds.timing import LamportClock, SteadyClock
 from strata.protocol.errors import StrataError

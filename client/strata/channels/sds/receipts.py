@@ -8,6 +8,10 @@ with certainty. The list is a separate field, which other implementations skip.
 A filter is useful only to participants that have sent something, as an acknowledgement. So filters are
 omitted while everybody heard recently lists receipts. A participant that does not know receipts still reads
 every message, and gets filters again as soon as it sends a message.
+
+A list shows what its sender has, so it also shows who lacks what. For that somebody must send a sync, which
+each participant of a crowd seldom does. `Unheard` makes a participant send one when others list receipts of
+messages that it does not have.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -18,7 +22,16 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 
-__all__ = ["LATEST", "MAX_IN_CONTENT", "MAX_IN_SYNC", "Debts", "read_receipts", "receipt", "write_receipts"]
+__all__ = [
+    "LATEST",
+    "MAX_IN_CONTENT",
+    "MAX_IN_SYNC",
+    "Debts",
+    "Unheard",
+    "read_receipts",
+    "receipt",
+    "write_receipts",
+]
 
 RECEIPT_BYTES = 6
 MAX_IN_CONTENT = 32
@@ -30,6 +43,11 @@ LATEST = 48
 _MAX_READ = 2_000
 """The most receipts read from one message; a longer list is ignored."""
 _MAX_DEBTS = 1_024
+_MAX_UNHEARD = 1_024
+_NOTICED = 4_096
+"""The least number of receipts of logged messages to compare with those of others; the most is twice this."""
+_TRIES = 4
+"""How many syncs a participant sends because of one receipt: it may be of a message that it does not want."""
 
 
 @lru_cache(4_096)  # many participants in one process need the same few receipts
@@ -111,3 +129,52 @@ class Debts:
     def _drop(self, message_id: str) -> None:
         del self._owed[message_id]
         self._by_receipt.pop(receipt(message_id), None)
+
+
+class Unheard:
+    """Receipts that others list, of messages that this participant does not have.
+
+    `grace` is how many milliseconds a message may take to arrive. None of this is stored.
+    """
+
+    def __init__(self, grace: int) -> None:
+        self._grace = grace
+        self._noticed: dict[bytes, None] = {}
+        self._noticed_before: dict[bytes, None] = {}
+        """Receipts of logged messages, in two parts: the older part is dropped when the newer one is full."""
+        self._since: dict[bytes, tuple[int, int]] = {}
+        """The time since which each receipt is unknown, and how many syncs were sent because of it."""
+
+    def logged(self, message_id: str) -> None:
+        """Note that a message was logged: its receipt is known."""
+        noticed = receipt(message_id)
+        if len(self._noticed) >= _NOTICED:
+            self._noticed_before, self._noticed = self._noticed, {}
+        self._noticed[noticed] = None
+        self._since.pop(noticed, None)
+
+    def listed(self, receipts: frozenset[bytes], now: int) -> None:
+        """Note the receipts in another's sync, which lists all messages unreferenced for its sender."""
+        unknown = receipts.difference(self._noticed).difference(self._noticed_before)
+        # A sender that does not list one lacks it too, and its sync has just shown this to everybody.
+        self._since = {each: kept for each, kept in self._since.items() if each in unknown}
+        for each in unknown:
+            if len(self._since) < _MAX_UNHEARD:
+                self._since.setdefault(each, (now, 0))
+
+    def is_due(self, now: int, sought: Iterable[str]) -> bool:
+        """Whether to send a sync because a message is lacking that is none of `sought`."""
+        if not self._due(now):
+            return False
+        for message_id in sought:
+            self._since.pop(receipt(message_id), None)
+        return bool(self._due(now))
+
+    def said(self, now: int) -> None:
+        """Note that we sent a sync: participants that have the messages see that we lack them."""
+        for each in self._due(now):
+            self._since[each] = (now, self._since[each][1] + 1)
+
+    def _due(self, now: int) -> list[bytes]:
+        grace = self._grace
+        return [each for each, (at, said) in self._since.items() if now - at >= grace and said < _TRIES]

@@ -24,7 +24,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
-from strata_pipeline.errors import StoreError, UsageError
+from strata_pipeline.errors import ObjectStoreError, UsageError
 from strata_pipeline.lake.stores.schemes import SCHEME
 
 __all__ = ["ObjectStore", "Stored", "several"]
@@ -105,7 +105,7 @@ class Stored(NamedTuple):
 class ObjectStore:
     """The objects of a bucket whose keys begin with a prefix; names are keys below it.
 
-    Every method raises `StoreError` where the store cannot be reached or refuses.
+    Every method raises `ObjectStoreError` where the store cannot be reached or refuses.
     """
 
     bucket: str
@@ -198,7 +198,7 @@ class ObjectStore:
                     raise self._failed(name, error) from None
             with contextlib.suppress(FileNotFoundError):  # the store refused a rival too: try again
                 return self.get(name) == content
-        raise StoreError(f"{self.url(name)} is neither there nor can it be put: run this again later")
+        raise ObjectStoreError(f"{self.url(name)} is neither there nor can it be put: run this again later")
 
     def keys(self, folder: str, after: str = "") -> Iterator[str]:
         """The names below a folder in order, only those after `after` if it is given."""
@@ -251,5 +251,5 @@ class ObjectStore:
         except (BaseError, OSError) as error:
             raise self._failed(name, error) from None
 
-    def _failed(self, name: str, error: Exception) -> StoreError:
-        return StoreError(f"the object store, at {self.url(name)}: {str(error).splitlines()[0]}")
+    def _failed(self, name: str, error: Exception) -> ObjectStoreError:
+        return ObjectStoreError(f"the object store, at {self.url(name)}: {str(error).splitlines()[0]}")

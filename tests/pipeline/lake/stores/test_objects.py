@@ -7,7 +7,7 @@ import threading
 from datetime import timedelta
 
 import pytest
-from strata_pipeline.errors import StoreError, UsageError
+from strata_pipeline.errors import ObjectStoreError, UsageError
 from strata_pipeline.lake.stores import objects
 from strata_pipeline.lake.stores.objects import ObjectStore, several
 from strata_pipeline.lake.stores.records import ObjectRecords
@@ -99,7 +99,7 @@ def test_what_the_store_says_is_told_without_the_keys(object_server: ObjectServe
         lambda: list(store.keys("folder")),
         lambda: store.delete(["name"]),
     ):
-        with pytest.raises(StoreError, match=r"the object store, at s3://lakes/") as told:
+        with pytest.raises(ObjectStoreError, match=r"the object store, at s3://lakes/") as told:
             ask()
         assert "secret" not in str(told.value) and "\n" not in str(told.value)
 
@@ -107,9 +107,9 @@ def test_what_the_store_says_is_told_without_the_keys(object_server: ObjectServe
 def test_a_store_that_is_not_there_and_a_bucket_that_is_not_there(object_server: ObjectServer, monkeypatch):
     monkeypatch.setattr(objects, "_PATIENCE", timedelta(seconds=0.1))
     nobody = object_server.environment | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
-    with pytest.raises(StoreError, match="error sending request"):
+    with pytest.raises(ObjectStoreError, match="error sending request"):
         ObjectStore.at("s3://lakes/a", nobody).exists("name")
-    with pytest.raises(StoreError, match=r"NoSuchBucket|404"):
+    with pytest.raises(ObjectStoreError, match=r"NoSuchBucket|404"):
         list(ObjectStore.at("s3://elsewhere/a", object_server.environment).keys("folder"))
 
 

@@ -22,8 +22,7 @@ from strata.channels.sds import (
     SendSync,
 )
 from strata.channels.sds.bodies import Body
-from strata.channels.sds.history import Unreferenced
-from strata.channels.sds.log import LoggedMessage, MessageLog
+from strata.channels.sds.log import LoggedMessage, MessageLog, Unreferenced
 from strata.channels.sds.receipts import Debts, read_receipts, receipt, write_receipts
 from strata.protocol.ids import Identity
 

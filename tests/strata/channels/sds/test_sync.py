@@ -8,7 +8,7 @@ import random
 
 import pytest
 from strata.channels.sds import Participant, SdsMessage, SendSync
-from strata.channels.sds.pace import Pace
+from strata.channels.sds.sync import Pace
 
 from benches.channel_crowd import acknowledging, idle_syncs
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strata.txrx.errors import ProtocolViolation
-from strata.txrx.framing import MAX_PARTS, Frame, FrameReader, FrameTooLarge, frame_of, frame_size
+from strata.txrx.multipart import MAX_PARTS, Frame, FrameReader, FrameTooLarge, frame_of, frame_size
 
 LIMIT = 2**21
 

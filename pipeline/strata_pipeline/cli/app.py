@@ -23,7 +23,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from strata.protocol.interrupts import EndsAtOnce
-from strata.protocol.lake import LakeError
+from strata.protocol.lake import LakeError, parse_day
 from strata.protocol.streams import forget_stdout, open_standard_streams
 from typer.main import get_command
 
@@ -40,6 +40,7 @@ __all__ = [
     "SparkConf",
     "Url",
     "app",
+    "day_given",
     "exit_code",
     "failures_told",
     "main",
@@ -190,6 +191,14 @@ def exit_code(error: BaseException) -> int:
             return 128 + signal.SIGINT
         case _:
             return 1
+
+
+def day_given(option: str, text: str) -> int:
+    """The number of a day that an option names. Raises `UsageError`."""
+    try:
+        return parse_day(text)
+    except ValueError:
+        raise UsageError(f"{option} {text}: a day is written 2026-11-21") from None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from strata_pipeline.cli.app import (
     LakePlace,
     Master,
     SparkConf,
+    day_given,
     failures_told,
     say,
     spark_conf,
@@ -42,6 +43,14 @@ def compact_command(
             metavar="SECONDS", help="On a disk: how long to wait for jobs that read the lake.", min=0
         ),
     ] = 600.0,
+    day: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DAY",
+            help="Rewrite this day (2026-11-21) even if it is compact. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     delta: Annotated[
         bool,
         typer.Option(
@@ -58,17 +67,25 @@ def compact_command(
     the table's folder to _retired, and a later run deletes them. A day waits for the next run while other
     jobs read it. In a bucket nothing waits, and replaced objects stay where they are until a later run
     deletes them. Finished days get a summary of their manifests, which makes opening the lake faster.
+
+    With `--day`, files whose statistics are false (`audit` says `file: statistics`) are repaired.
     """
     from strata_pipeline.jobs.compact import compact
     from strata_pipeline.session import open_session
 
-    with failures_told(), open_session("compact", master=master, conf=spark_conf(conf)) as spark:
-        with steps_shown("compacting", json, spark) as show:
+    with failures_told():
+        again = [day_given("--day", each) for each in day or ()]
+        with (
+            open_session("compact", master=master, conf=spark_conf(conf)) as spark,
+            steps_shown("compacting", json, spark) as show,
+        ):
 
             def progress(done: Compacted) -> None:
                 show(f"{done.days} days done")
 
-            done = compact(spark, lake, grace=grace, patience=patience, delta=delta, progress=progress)
+            done = compact(
+                spark, lake, again=again, grace=grace, patience=patience, delta=delta, progress=progress
+            )
     text = f"compacted {done.days} days: {done.files_before} files became {done.files_after}"
     if done.sealed:
         text += f"; {done.sealed} finished days have a summary now"

@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from strata.protocol.lake import parse_day
 
-from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.app import (
+    Json,
+    LakePlace,
+    Master,
+    SparkConf,
+    day_given,
+    failures_told,
+    say,
+    spark_conf,
+)
 from strata_pipeline.cli.progress import rows_shown
-from strata_pipeline.errors import UsageError
 
 if TYPE_CHECKING:
     from strata_pipeline.jobs.restore import Restored
@@ -50,7 +57,7 @@ def restore_command(
     from strata_pipeline.session import open_session
 
     with failures_told():
-        last_day = _day(until)
+        last_day = None if until is None else day_given("--until", until)
         with (
             open_session("restore", master=master, conf=spark_conf(conf)) as spark,
             rows_shown("restoring", json) as show,
@@ -64,13 +71,6 @@ def restore_command(
 
             done = restore(spark, database_url, lake, until=last_day, progress=progress)
     say(_told(done), json, event="done", **msgspec.to_builtins(done))
-
-
-def _day(text: str | None) -> int | None:
-    try:
-        return None if text is None else parse_day(text)
-    except ValueError:
-        raise UsageError(f"--until {text}: a day is written 2026-11-21") from None
 
 
 def _told(done: Restored) -> str:

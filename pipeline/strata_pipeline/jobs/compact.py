@@ -12,7 +12,7 @@ makes these the ones that count (`object_days`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets import Packets
-from strata_pipeline.errors import LakeBusy, LakeError, PipelineError
+from strata_pipeline.errors import LakeBusy, LakeError, PipelineError, UsageError
 from strata_pipeline.jobs.failures import Refused, translate_failures
 from strata_pipeline.jobs.file_checks import files_faults
 from strata_pipeline.jobs.object_days import compact_day
@@ -35,6 +35,7 @@ from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.generations import delete_retired, replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.lake.rewrite_attempts import ERASED_GRACE, Grace
 from strata_pipeline.lake.stores.schemes import is_object_place
 
@@ -64,6 +65,7 @@ def compact(
     spark: SparkSession,
     path: str | Path,
     *,
+    again: Collection[int] = (),
     file_bytes: int = FILE_BYTES,
     grace: int = DEFAULT_GRACE,
     patience: float = DEFAULT_PATIENCE,
@@ -72,24 +74,26 @@ def compact(
 ) -> Compacted:
     """Compact every finished day of more than one batch. A day is finished when the lake has begun the next.
 
-    `file_bytes` is the approximate size of the bodies in a file. Files that were replaced at least `grace`
-    seconds ago are deleted. The files of a day change places while no other job of ours reads the lake; if
-    the jobs do not end within `patience` seconds, the day waits for the next run. An existing Delta log is
-    updated with each day; `delta` creates one. Raises `LakeError`, `LakeBusy`; the error of a damaged day is
-    raised once the other days are done. Whenever the job is interrupted, each day is complete, in its old
-    files or in its new ones.
+    The days of `again` are rewritten even if they are compact already: that repairs files whose statistics
+    are false. `file_bytes` is the approximate size of the bodies in a file. Files that were replaced at least
+    `grace` seconds ago are deleted. The files of a day change places while no other job of ours reads the
+    lake; if the jobs do not end within `patience` seconds, the day waits for the next run. An existing Delta
+    log is updated with each day; `delta` creates one. Raises `LakeError`, `LakeBusy`; `UsageError` if a day
+    of `again` is not finished; the error of a damaged day once the other days are done. Whenever the job is
+    interrupted, each day is complete, in its old files or in its new ones.
 
     In a bucket, small parts of a day become parts of about `file_bytes`, without any waiting: a process that
     opened the lake earlier can read the replaced objects for as long as `grace` says. There this also raises
     `ObjectStoreError`.
     """
     if is_object_place(path):
-        return _compact_bucket(spark, str(path), file_bytes, grace, delta, progress)
+        return _compact_bucket(spark, str(path), again, file_bytes, grace, delta, progress)
     done, refused = Compacted(), Refused(LakeError, PipelineError)
     with Lake.replace(path) as lake:
+        _require_finished(lake, again)
         done.deleted = delete_retired(lake, int(time.time()), grace)
         for day in lake.finished_days():
-            if len(lake.batches(day)) > 1:
+            if len(lake.batches(day)) > 1 or day in again:
                 with refused.put_off():
                     if _compact_day(spark, lake, day, file_bytes, patience, done) and is_published(lake):
                         publish(Lake.open(path), days=[day])
@@ -103,6 +107,11 @@ def compact(
     return done
 
 
+def _require_finished(lake: AnyLake, days: Collection[int]) -> None:
+    for day in set(days).difference(lake.finished_days()):
+        raise UsageError(f"{day_text(day)} is not a finished day of this lake: the last day may still grow")
+
+
 def _told(done: Compacted) -> str:
     return f"{done.days:,} days were compacted" if done.days else ""
 
@@ -110,6 +119,7 @@ def _told(done: Compacted) -> str:
 def _compact_bucket(
     spark: SparkSession,
     place: str,
+    again: Collection[int],
     part_bytes: int,
     grace: int,
     delta: bool,
@@ -122,11 +132,12 @@ def _compact_bucket(
     done, refused = Compacted(), Refused(LakeError)
     kept = timedelta(seconds=grace)
     with ObjectLake.replace(place, Grace(kept, min(kept, ERASED_GRACE))) as lake:
+        _require_finished(lake, again)
         done.deleted, done.sealed = len(lake.left.deleted), lake.sealed
         for day in lake.finished_days():
             with refused.put_off():
                 try:
-                    became = compact_day(lake, day, run, part_bytes)
+                    became = compact_day(lake, day, run, part_bytes, again=day in again)
                 except LakeBusy:
                     done.waiting += 1
                     continue

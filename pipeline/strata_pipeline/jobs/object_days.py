@@ -53,22 +53,24 @@ class Asked(NamedTuple):
     """The number of quarantined rows at places of tombstones that may or may not be what was erased."""
 
 
-def compact_day(lake: ObjectLake, day: int, run: Run, part_bytes: int) -> tuple[int, int] | None:
+def compact_day(
+    lake: ObjectLake, day: int, run: Run, part_bytes: int, *, again: bool = False
+) -> tuple[int, int] | None:
     """Join the small parts of a day; return the numbers of objects before and after, or None if nothing had
-    to be joined.
+    to be joined. With `again` all parts are rewritten, also those that are large enough.
 
     Raises `LakeBusy` if another process was faster, `LakeError` for a damaged day, and what `run` raises.
     """
     summary = lake.chain.summary_of(day)
-    if summary is not None and summary.batches == 1:
+    if summary is not None and summary.batches == 1 and not again:
         return None
     manifests, parts = lake.chain.of_day(day), lake.parts(day)
     groups = groups_of(parts, manifests, part_bytes)
-    if len(groups) == len(parts):
+    if len(groups) == len(parts) and not again:
         return None
     now = lake.erasures.told(manifests)
     with attempting(lake, day) as rewrite:
-        joined = [_joined(group) for group in groups if len(group) > 1]
+        joined = [_joined(group) for group in groups if len(group) > 1 or again]
         pairs = zip(joined, batches_of(joined, now), strict=True)
         works = [PartWork(rewrite.name, part, inside) for part, inside in pairs]
         made = _with([group[0] for group in groups], run(lake, works))

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from strata.protocol.lake import LakeError, day_text
 from strata_pipeline.datasets import Packets
+from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs import compact as compacting
 from strata_pipeline.jobs import rewriting
 from strata_pipeline.jobs.archive import archive
@@ -25,6 +26,7 @@ from strata_pipeline.lake.lake import Lake
 
 from tests.support import relay_logs
 from tests.support import toy_lakes as toys
+from tests.support.footers import change, statistics
 from tests.support.lakes import DAY, NOON, bodies, plain, sql
 from tests.support.waiting import wait_until
 
@@ -121,6 +123,21 @@ def test_cut_off_at_any_step_each_day_is_whole(spark, tmp_path, made, monkeypatc
     assert bodies(tmp_path) == before
     compact(spark, tmp_path)
     assert bodies(tmp_path) == before and not (tmp_path / "_staging").exists()
+
+
+def test_a_compact_day_is_rewritten_when_it_is_named_and_its_statistics_are_true_again(spark, tmp_path, made):
+    before = bodies(tmp_path)
+    assert compact(spark, tmp_path).days == 2
+    path = next((tmp_path / "packets" / "day=2024-10-04").rglob("*.parquet"))
+    change(path, lambda footer, _: statistics(footer, "timestamp").update({"5S": bytes(8)}))
+    assert [one.reason for one in audit(spark, tmp_path).findings] == ["statistics"]
+    assert compact(spark, tmp_path).days == 0
+    first, second, last = Lake.open(tmp_path).days()
+    done = compact(spark, tmp_path, again=[first])
+    assert done.days == 1 and audit(spark, tmp_path).holds and bodies(tmp_path) == before
+    with pytest.raises(UsageError, match="is not a finished day"):
+        compact(spark, tmp_path, again=[second, last])
+    assert compact(spark, tmp_path).days == 0
 
 
 def test_files_that_disagree_with_the_manifests_are_left_alone(spark, tmp_path, made):

@@ -227,6 +227,8 @@ def test_a_compacted_lake_holds_the_same_for_all_who_read_it(spark, original, co
     assert again.exit_code == 0, again.output
     said = msgspec.json.decode(again.stdout.splitlines()[-1])  # larger parts, and no grace
     assert (said["days"], said["deleted"], said["files_before"]) == (1, done.files_before, done.files_after)
+    done = compact(spark, lake.place, again=[20_000])  # a day that is compact
+    assert (done.days, done.files_before) == (1, done.files_after)
     with ObjectLake.replace(lake.place, NO_GRACE):
         pass
     assert unnamed(lake.place) == [] and len(rows(lake.place)) == 40

@@ -31,6 +31,7 @@ import ssl as ssl_module
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from math import inf
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -182,7 +183,10 @@ class RelayTx(SessionTx[M]):
         self._latest: int | None = None
         """The receiver that began last, as far as is known."""
         self._other: int | None = None
-        """A receiver that answered instead: it may be one that was killed, whose answer was late."""
+        """A receiver that answered instead: it may be one that was killed, whose answer was late. It is kept
+        from one attempt to the next, because an attempt may be shorter than `_HELLO_SECONDS`."""
+        self._silent_at = inf
+        """When the latest receiver counts as silent, and the other one is taken."""
         self._streams = 0
         self._carrier: _Carrier[M] | None = None
 
@@ -193,9 +197,8 @@ class RelayTx(SessionTx[M]):
                 await self._line.open()
                 self._listening = asyncio.create_task(self._listen(), name=f"listen {self._address}")
             session, stream = self._session.session_id, self._streams + 1
-            self._other = None
             receiver = self._latest = await self._ask(session, stream)
-            self._streams = stream
+            self._streams, self._other = stream, None
             self._carrier = _Carrier(self, self._line.channel, session, receiver, stream)
         except StrataError as error:
             raise ConnectionError(str(error)) from error
@@ -203,14 +206,16 @@ class RelayTx(SessionTx[M]):
 
     async def _ask(self, session: int, stream: int) -> int:
         """Ask who receives until a receiver answers. Raises `StrataError`."""
-        welcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        welcome: asyncio.Future[int] = self._loop.create_future()
         self._welcome = welcome
         while not welcome.done():
-            other = self._other
+            if self._other is not None:
+                now = self._loop.time()
+                if now >= self._silent_at:
+                    return self._other
+                self._silent_at = min(self._silent_at, now + _HELLO_SECONDS)
             await self._line.channel.send_ephemeral(_message(_HELLO, session, stream))
             await asyncio.wait([welcome], timeout=_HELLO_SECONDS)
-            if other is not None and not welcome.done():
-                welcome.set_result(other)  # the one that began last is silent
         return welcome.result()
 
     def _why_late(self) -> str:
@@ -233,7 +238,7 @@ class RelayTx(SessionTx[M]):
         kind, session, receiver, rest = told
         carrier = self._carrier
         if kind == _WELCOME and session == _EVERYBODY:
-            self._latest = receiver
+            self._latest, self._other = receiver, None  # it has its own time to answer
             if carrier is not None and carrier.receiver != receiver:
                 self._ask_anew(carrier)
         if session != self._session.session_id:
@@ -241,8 +246,8 @@ class RelayTx(SessionTx[M]):
         if kind == _WELCOME and self._welcome is not None and not self._welcome.done():
             if self._latest in (None, receiver):
                 self._welcome.set_result(receiver)
-            else:
-                self._other = receiver
+            elif self._other is None:
+                self._other, self._silent_at = receiver, inf
         elif kind == _ANSWER and carrier is not None and carrier.receiver == receiver:
             carrier.heard(rest)
 

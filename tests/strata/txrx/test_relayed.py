@@ -534,6 +534,27 @@ async def test_a_late_welcome_of_a_receiver_that_another_has_followed_counts_if_
     assert await tx.close() == []
 
 
+@pytest.mark.req("T-097", "T-104")
+async def test_a_receiver_beside_a_silent_one_is_found_in_short_attempts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relayed, "_HELLO_SECONDS", 0.3)
+    theirs = Channel()
+    tx = sender(theirs, settings=TxRxSettings(message_delivery_timeout=2.0, connect_timeout=0.1))
+    desk = Desk(theirs, receiver=1)
+    async with asyncio.timeout(5):
+        message = tx.try_post(b"message")
+        await desk.hello()
+        desk.say(_WELCOME, session=0, receiver=77)  # it began last, and is gone
+        desk.say(_WELCOME)
+        while (told := await desk.heard())[0] == _HELLO:
+            pass
+        assert told[:3] == (_DATA, desk.session, desk.receiver)
+        desk.acknowledge(0)
+        assert await message is None
+    await tx.close()
+
+
 @pytest.mark.slow
 @pytest.mark.req("T-062", "T-104")
 async def test_who_began_while_a_sender_asks_anew_is_not_forgotten_at_its_next_message(

@@ -85,11 +85,12 @@ class World {
       async *[Symbol.asyncIterator](): AsyncGenerator<Delivery> {
         bells.add(bell);
         try {
+          const stored = log.length;
           for (let at = Number(options.cursor ?? 0); !isClosed; ) {
             const packet = log[at];
             if (packet !== undefined) {
               at++;
-              const delivery = { packet, receivedAt: packet.timestamp, live, originType: undefined };
+              const delivery = { packet, receivedAt: packet.timestamp, live: at > stored, originType: undefined };
               if (show(packet)) yield { ...delivery, cursor: String(at) };
             } else if (live) {
               await new Promise<void>((resolve) => (ring = resolve));
@@ -633,6 +634,22 @@ test("what was forgotten, its id too, is not handed over again, and nothing wait
   await one.channel.send(utf8("third"));
   await until(() => later.handed.length > 0, "it goes on");
   assert.deepEqual(later.handed, ["third"]);
+  assert.equal(later.channel.status.refusedOld, 0, "the whole topic was read again");
+});
+
+test("what comes so late that it may have been handed over is counted once", async (context) => {
+  const world = new World();
+  const one = await participant(context, world.relay());
+  await one.channel.send(utf8("late"));
+  await until(() => world.log.length === 1, "it is published");
+  const store = memoryChannelStore();
+  const kept = await store.open(new AbortController().signal);
+  const horizon = { past: Number(one.channel.messages[0]?.lamport), runs: [] };
+  const other = await participant(context, world.relay(), {
+    store: { ...store, open: () => Promise.resolve({ ...kept, places: ["0"], horizon }) },
+  });
+  await until(() => one.channel.status.resent > 0 && other.channel.status.repeated > 0, "it comes again");
+  assert.deepEqual([other.handed, other.channel.status.refusedOld], [[], 1]);
 });
 
 test("what one says while it reads follows what it said before", async (context) => {

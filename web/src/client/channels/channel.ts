@@ -22,7 +22,7 @@ import type { JsonObject } from "../protocol/json.js";
 import type { Packet } from "../protocol/packets.js";
 import type { Delivery, FetchOptions } from "../relays/values.js";
 import { Acknowledging } from "./acknowledging.js";
-import { asMessage, asNextOwn, beyond, type Entry, inOrder, makeEntry, stored } from "./entry.js";
+import { asMessage, asNextOwn, beyond, type Entry, inOrder, makeEntry, standing, stored } from "./entry.js";
 import { credible, decodeMessage, dismissal, messageContent, readEnvelope, readMessage, repairContent, timeOfSending } from "./envelope.js";
 import { Forgotten } from "./forgotten.js";
 import { History } from "./history.js";
@@ -51,7 +51,7 @@ export class ReliableChannel {
   private readonly search: Search;
   private readonly looking = new Attempts();
   private readonly closing = new AbortController();
-  private readonly counts = { repeated: 0, refused: 0, resent: 0, repaired: 0 };
+  private readonly counts = { repeated: 0, refused: 0, resent: 0, repaired: 0, refusedOld: 0 };
   private readonly acknowledging: Acknowledging;
   private readonly telling: Telling;
   private places: string[];
@@ -98,16 +98,7 @@ export class ReliableChannel {
 
   /** Counts that describe the state of the channel. */
   get status(): ChannelStatus {
-    const all = [...this.entries.values()];
-    const count = (state: MessageState) => all.filter((each) => each.state === state).length;
-    return {
-      ...this.counts,
-      lost: this.search.lost,
-      missing: this.search.size,
-      heldBack: all.filter((each) => !each.isReleased).length,
-      sending: count("sending"),
-      unacknowledged: count("sent") + count("sending"),
-    };
+    return { ...this.counts, ...standing(this.entries.values()), lost: this.search.lost, missing: this.search.size };
   }
 
   /**
@@ -242,12 +233,13 @@ export class ReliableChannel {
     const attempts = new Attempts();
     while (!this.closing.signal.aborted) {
       let failure: unknown;
+      const place = this.places.at(-1);
       try {
-        const found = this.relay.subscribe({ types: this.options.topic, cursor: this.places.at(-1) });
+        const found = this.relay.subscribe({ types: this.options.topic, cursor: place });
         for await (const delivery of until(this.closing.signal, found)) {
           const before = this.places;
           await this.inTurn(async () => {
-            await this.take(delivery, true);
+            await this.take(delivery, true, place !== undefined || delivery.live === true);
             await this.settleDown();
           }).catch((error: unknown) => {
             this.places = before; // the message was not stored: read it again
@@ -266,8 +258,8 @@ export class ReliableChannel {
     }
   }
 
-  /** Take a packet; true if it brought a message that was not here. */
-  private async take({ packet, cursor }: Delivery, moves: boolean): Promise<boolean> {
+  /** Take a packet, which is `isNew` unless it may have been read before; true if it brought a message that was not here. */
+  private async take({ packet, cursor }: Delivery, moves: boolean, isNew: boolean): Promise<boolean> {
     if (moves && cursor !== undefined) {
       this.places = withPlace(this.places, cursor);
       this.placesChanged = true;
@@ -289,7 +281,9 @@ export class ReliableChannel {
     if (known !== undefined || this.forgotten.has(message)) {
       if (known === undefined) this.history.settle(message.messageId); // so that nothing waits for it
       if (message.senderId === this.sender) return false;
-      this.counts.repeated++;
+      const isAwaited = isNew || this.search.wants(message.messageId);
+      if (known === undefined && isAwaited && this.forgotten.noteDoubtful(message)) this.counts.refusedOld++;
+      else this.counts.repeated++;
       // Its sender has not heard an acknowledgement: acknowledge again.
       if (known?.isReleased === true) this.acknowledging.owe(message, now);
       return false;
@@ -337,7 +331,7 @@ export class ReliableChannel {
     try {
       for await (const delivery of until(this.closing.signal, this.relay.fetch(query))) {
         await this.inTurn(async () => {
-          if (await this.take(delivery, false)) this.counts.repaired++;
+          if (await this.take(delivery, false, false)) this.counts.repaired++;
           await this.settleDown();
         });
         if (this.search.size === 0) break;

@@ -6,7 +6,7 @@ import type { ContentMessage } from "@waku/sds";
 
 import { isFarAhead } from "./envelope.js";
 import type { StoredMessage } from "./store.js";
-import type { ChannelMessage } from "./values.js";
+import type { ChannelMessage, ChannelStatus } from "./values.js";
 
 /** What the store keeps of a message, and what is known of it only while the channel is open. */
 export interface Entry extends StoredMessage {
@@ -37,6 +37,14 @@ export function asMessage({ id, author, sentAt, isOwn, state, message, payload }
   const follows = message.causalHistory.map(({ messageId }) => messageId);
   const { senderId: sender, lamportTimestamp: lamport } = message;
   return { id, author, sentAt, isOwn, state, follows, sender, lamport, payload: payload ?? new Uint8Array() };
+}
+
+/** The counts of a channel's status that its entries give. */
+export function standing(entries: Iterable<Entry>): Pick<ChannelStatus, "heldBack" | "sending" | "unacknowledged"> {
+  const all = [...entries];
+  const sending = all.filter(({ state }) => state === "sending").length;
+  const sent = all.filter(({ state }) => state === "sent").length;
+  return { heldBack: all.filter((each) => !each.isReleased).length, sending, unacknowledged: sent + sending };
 }
 
 /** Compare two entries by the order that all participants share; negative if the first one comes first. */

@@ -8,6 +8,7 @@ import type { ContentMessage } from "@waku/sds";
 export const MAX_FORGOTTEN = 20_000;
 
 const RUN = 256;
+const MAX_DOUBTFUL = 1_000;
 
 /** What is known of messages whose ids are no longer kept, or will not be: Lamport times, which are milliseconds. */
 export interface Horizon {
@@ -26,6 +27,7 @@ export interface Horizon {
 export class Forgotten {
   private readonly ids: Set<string>;
   private readonly runs: [count: number, latest: number][];
+  private readonly doubtful = new Set<string>();
   private past: number;
 
   constructor({ forgotten, horizon }: { readonly forgotten: readonly string[]; readonly horizon?: Horizon | undefined }) {
@@ -45,6 +47,17 @@ export class Forgotten {
   /** Whether the message was handed over, as far as is known. */
   has({ messageId, lamportTimestamp }: ContentMessage): boolean {
     return this.ids.has(messageId) || lamportTimestamp <= this.past;
+  }
+
+  /**
+   * Note a message that `has` knows only by the horizon: it may never have been handed over. Returns false for others,
+   * and for each of the last thousand that were noted.
+   */
+  noteDoubtful({ messageId }: ContentMessage): boolean {
+    if (this.ids.has(messageId) || this.doubtful.has(messageId)) return false;
+    this.doubtful.add(messageId);
+    if (this.doubtful.size > MAX_DOUBTFUL) this.doubtful.delete(this.doubtful.values().next().value as string);
+    return true;
   }
 
   /**

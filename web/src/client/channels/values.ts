@@ -80,6 +80,11 @@ export interface ChannelStatus {
   readonly resent: number;
   /** Messages found by reading the relay's history. */
   readonly repaired: number;
+  /**
+   * Messages that came so late that they may have been handed over before, and were dropped: older than a message whose
+   * id is no longer kept. The store keeps 20 000 ids in addition to `maxMessages`.
+   */
+  readonly refusedOld: number;
 }
 
 /** The largest payload: a packet must hold it in base64, together with a filter of 18 KB and a history. */

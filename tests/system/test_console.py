@@ -866,7 +866,7 @@ async def test_an_operator_bans_and_lifts_the_ban_and_nobody_else_does(house: Ho
         await client.publish(packet)
         await take_key(page, key_file(author))
         await page.get_by_role("button", name="Authenticate").click()
-        await says(page, "This identity is no operator here")
+        await says(page, "This identity is not an operator here")
         assert not await page.get_by_role("button", name="Ban", exact=True).count()
         await take_key(page, key_file(OPERATOR))
         await page.get_by_role("button", name="Authenticate").click()

@@ -62,7 +62,7 @@ def check_challenge(challenge: wire.AuthChallenge, expected_server_id: str | Non
             f"the relay's challenge is not the base64 of {MIN_CHALLENGE_BYTES} bytes", "challenge_malformed"
         )
     if not ids.is_did(challenge.server_id):
-        raise _unfit("the relay names itself by something that is no DID", "server_id_malformed")
+        raise _unfit("the name that the relay gives itself is not a DID", "server_id_malformed")
     if expected_server_id is not None and challenge.server_id != expected_server_id:
         raise _unfit("the relay is not the one expected at this address", "server_id_unexpected")
 

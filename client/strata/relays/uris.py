@@ -172,7 +172,7 @@ def _from_json(text: str) -> RelayProposal:
     except (msgspec.MsgspecError, RecursionError):
         raise ValueError("the text is not JSON") from None
     if type(members) is not dict or members.get("type") != _JSON_TYPE:
-        raise ValueError(f"the JSON object is no {_JSON_TYPE}")
+        raise ValueError(f"the type of the JSON object is not {_JSON_TYPE}")
     if type(members.get("v")) is not int or members["v"] != _VERSION:  # here it must be present
         raise ValueError("this version of relay URIs is not known here")
     return _proposal(members)

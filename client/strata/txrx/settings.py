@@ -117,7 +117,7 @@ class TxRxSettings:
                 try:
                     found[field.name] = _READERS[str(field.type)](text)
                 except ValueError:
-                    raise ValueError(f"{name}={text!r} is no {_NAMES[str(field.type)]}") from None
+                    raise ValueError(f"{name}={text!r} is not {_NAMES[str(field.type)]}") from None
         return cls(**{**found, **settings})
 
 
@@ -150,9 +150,9 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "Path | None": lambda text: Path(text) if text else None,
 }
 _NAMES = {
-    "int": "whole number",
-    "int | None": "whole number",
-    "float": "number of seconds",
+    "int": "a whole number",
+    "int | None": "a whole number",
+    "float": "a number of seconds",
     "bool": "true or false",
-    "Path | None": "path",
+    "Path | None": "a path",
 }

@@ -80,7 +80,7 @@ def read_statement(packet: Packet) -> Statement:
             if document.did != packet.author_id:
                 refuse("the document is another DID's")
             return PublishedDocument(document)
-    raise ValueError(f"{packet.content_type!r} is no identity packet")
+    raise ValueError(f"{packet.content_type!r} is not an identity packet")
 
 
 def add_content(

@@ -42,7 +42,7 @@ export function checkChallenge(challenge: AuthChallenge, expectedServerId: strin
   if (length === undefined || length < MIN_CHALLENGE_BYTES) {
     throw unfit(`the relay's challenge is not the base64 of ${MIN_CHALLENGE_BYTES} bytes`, "challenge_malformed");
   }
-  if (!isDid(serverId)) throw unfit("the relay names itself by something that is no DID", "server_id_malformed");
+  if (!isDid(serverId)) throw unfit("the name that the relay gives itself is not a DID", "server_id_malformed");
   if (expectedServerId !== undefined && serverId !== expectedServerId) {
     throw unfit("the relay is not the one expected at this address", "server_id_unexpected");
   }

@@ -63,7 +63,7 @@ export function Operator(): JSX.Element {
           <p>To moderate, authenticate as one of this relay's operators.</p>
           <IdentityCard />
           {speaksFor.value !== null && (
-            <Note tone="warn" title="This identity is no operator here">
+            <Note tone="warn" title="This identity is not an operator here">
               <p>The relay knows who you are, but its setting `operators` does not name this DID.</p>
             </Note>
           )}

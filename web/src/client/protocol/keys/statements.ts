@@ -62,7 +62,7 @@ export function readStatement(packet: Packet): Statement {
       return { kind: "document", document };
     }
     default:
-      throw new TypeError(`${packet.contentType} is no identity packet`);
+      throw new TypeError(`${packet.contentType} is not an identity packet`);
   }
 }
 

@@ -617,6 +617,17 @@ test("a refusal that is written counts, though its folder cannot be flushed", as
   assert.deepEqual((await store.list())[0]?.refusal, refusal);
 });
 
+test("a file of pins that cannot be written stays as it was, and no other file is left", async (context) => {
+  const place = await folder();
+  const pins = filePins(join(place, "pins.json"));
+  await pins.add("ws://one/", "did:strata:a");
+  const some = await open(tmpdir(), "r");
+  context.mock.method(Object.getPrototypeOf(some) as FileHandle, "sync", () => Promise.reject(new Error("ENOSPC")));
+  await some.close();
+  await assert.rejects(pins.add("ws://two/", "did:strata:b"), { message: "ENOSPC" });
+  assert.deepEqual([await readdir(place), (await pins.load()).size], [["pins.json"], 1]);
+});
+
 test("pins are kept in the form of Python's, and never replaced", async () => {
   const path = join(await folder(), "deep", "pins.json");
   const pins = filePins(path);

@@ -5,7 +5,7 @@
  */
 
 import { randomBytes } from "node:crypto";
-import { mkdir, open, readFile, rename } from "node:fs/promises";
+import { mkdir, readFile, rename, rm, writeFile } from "node:fs/promises";
 import { dirname } from "node:path";
 
 import { addressOf, parsePins, type Pins } from "./relays/pins.js";
@@ -35,15 +35,14 @@ export function filePins(path: string): Pins {
       pins.set(address, relayId);
       await mkdir(dirname(path), { recursive: true, mode: 0o700 });
       const temporary = `${path}.${randomBytes(6).toString("hex")}`;
-      const file = await open(temporary, "wx", 0o600);
+      const sorted = Object.fromEntries([...pins].sort(([one], [other]) => (one < other ? -1 : 1)));
       try {
-        const sorted = Object.fromEntries([...pins].sort(([one], [other]) => (one < other ? -1 : 1)));
-        await file.writeFile(`${JSON.stringify(sorted, undefined, 2)}\n`);
-        await file.sync();
-      } finally {
-        await file.close();
+        await writeFile(temporary, `${JSON.stringify(sorted, undefined, 2)}\n`, { flag: "wx", mode: 0o600, flush: true });
+        await rename(temporary, path);
+      } catch (error) {
+        await rm(temporary, { force: true });
+        throw error;
       }
-      await rename(temporary, path);
     },
   };
 }

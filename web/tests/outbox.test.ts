@@ -141,6 +141,36 @@ test("packets that get no answer hold up none that come later, and are sent agai
   await outbox.stop(CLOSED);
 });
 
+test("a window full of packets that get no answer is waited for once, and each of them has its turn", async (context) => {
+  const now = performance.now.bind(performance);
+  let seconds = 0;
+  context.mock.method(performance, "now", () => now() + 1000 * seconds);
+  const ids = packets.map(({ packetId }) => packetId);
+  const silent = ids.slice(0, 16);
+  const sent: string[] = [];
+  const ends = new Map<string, () => void>();
+  const outbox = new Outbox(memoryOutbox(), ({ packetId }, { signal }) => {
+    sent.push(packetId);
+    if (!silent.includes(packetId)) return Promise.resolve(published(packetId));
+    return new Promise((_resolve, reject) => {
+      signal?.addEventListener("abort", () => reject(signal.reason));
+      ends.set(packetId, () => reject(new RequestTimeout("PUBLISH", 60)));
+    });
+  });
+  for (const packet of packets.slice(0, 16)) await outbox.add(packet);
+  outbox.start();
+  for (const [number, again] of [[16, []], [17, silent.slice(0, 8)], [18, silent.slice(8)], [19, silent.slice(0, 8)]] as const) {
+    for (let waits = 0; ends.size < (number === 16 ? 16 : 8) && waits < 500; waits++) await new Promise((done) => setImmediate(done));
+    for (const end of ends.values()) end();
+    ends.clear();
+    seconds += 60;
+    const later = await outbox.add(packets[number] as never);
+    await within(later.sent, 5);
+    assert.deepEqual(sent.splice(0), number === 16 ? ids.slice(0, 17) : [ids[number], ...again]);
+  }
+  await outbox.stop(CLOSED);
+});
+
 test("a packet that a store lists twice is sent once", async () => {
   const inner = memoryOutbox();
   const store: OutboxStore = {

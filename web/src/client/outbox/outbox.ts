@@ -43,6 +43,8 @@ export type Send = (packet: Packet, options: PublishOptions) => Promise<Publishe
 export const MAX_OUTBOX_PACKETS = 1_000;
 
 const AT_ONCE = 16;
+/** How many of them may be packets that were left before, for want of an answer: the rest is free for later packets. */
+const LEFT_AT_ONCE = 8;
 const ATTEMPT_SECONDS = 60;
 const RETRY_SECONDS = 2;
 /** How long a notice of what another tab has done may take to arrive. */
@@ -79,6 +81,8 @@ export class Outbox {
   private hasRung = false;
   /** The times before which the relay does not want to receive a packet again. */
   private readonly quietUntil = new Map<string, number>();
+  /** When packets were left, since there has been this connection: they are sent again after all others. */
+  private readonly leftAt = new Map<string, number>();
   /** Refusals because this session may not publish, and until when nothing is sent because of them. */
   private readonly unwelcome = new Refusals(Math.random);
   private heldUntil: number | undefined;
@@ -175,6 +179,7 @@ export class Outbox {
   /** Send again at once: there is a new connection, or a session with a new budget. */
   wake(): void {
     this.quietUntil.clear();
+    this.leftAt.clear();
     this.unwelcome.over();
     this.heldUntil = undefined;
     this.ring();
@@ -264,12 +269,17 @@ export class Outbox {
     }
     if (this.heldUntil !== undefined && now() >= this.heldUntil) this.heldUntil = undefined;
     for (const [name, until] of this.quietUntil) if (now() >= until) this.quietUntil.delete(name);
+    for (const packetId of this.leftAt.keys()) if (!found.has(packetId)) this.leftAt.delete(packetId);
     for (const packetId of this.turns.keys()) if (!this.underWay.has(packetId)) this.turns.delete(packetId);
     const isElsewhere = (id: string) => this.quietUntil.has(id) || this.underWay.has(id) || this.gone.has(id);
     // Each packet once: a folder may have one of them in two files, as after a backup was put back into it.
     const waiting = [...found.values()].filter(({ packetId, refusal }) => refusal === undefined && !isElsewhere(packetId));
+    const leftAt = ({ packetId }: StoredEntry) => this.leftAt.get(packetId) ?? 0;
+    waiting.sort((one, other) => leftAt(one) - leftAt(other));
     for (const { packetId } of waiting) this.turns.set(packetId, new AbortController());
     for (const entry of waiting) {
+      const again = [...this.underWay.keys()].filter((packetId) => this.leftAt.has(packetId));
+      if (leftAt(entry) > 0 && again.length >= LEFT_AT_ONCE) break;
       while (this.underWay.size >= AT_ONCE) await Promise.race(this.underWay.values());
       if (this.heldUntil !== undefined || this.stopping.signal.aborted) break;
       // Passed on in their order, which is the order of sending.
@@ -284,16 +294,18 @@ export class Outbox {
     const isAbandoned = this.turns.get(packetId)?.signal.aborted === true;
     this.underWay.delete(packetId);
     this.turns.delete(packetId);
+    const hadBeenLeft = this.leftAt.delete(packetId); // then another one may have waited for its place
     if (outcome === "settled") {
       this.gone.add(packetId);
       if (this.heldUntil === undefined && !isAbandoned) this.unwelcome.over();
     } else if (outcome === "left") {
       this.quietUntil.set(packetId, now() + RETRY_SECONDS);
+      this.leftAt.set(packetId, now());
     } else if (outcome === "unwelcome") {
       this.heldUntil ??= now() + this.unwelcome.another(); // only the first of those that were under way together counts
     }
     // It may have been added again while it was under way.
-    if (outcome !== "settled" || isAbandoned || this.underWay.size === 0) this.ring();
+    if (outcome !== "settled" || isAbandoned || hadBeenLeft || this.underWay.size === 0) this.ring();
   }
 
   private async sendOne({ packetId, canonical }: StoredEntry): Promise<Sending> {

@@ -191,6 +191,7 @@ class ReliableChannel:
                 hook=self._hook,
                 codec=self._codec,
                 rng=self._rng,
+                close_with_node=self._close_with_node,
             )
         except BaseException:
             await hub.leave()
@@ -286,7 +287,7 @@ class ReliableChannel:
         await last_words(self._store, key)
         await self._store.purge(key)
 
-    async def close_with_node(self) -> None:
+    async def _close_with_node(self) -> None:
         """Close because the connection below is closing. A `close` that follows can only purge."""
         if self._session is not None:
             self._closed_with_node = True

@@ -154,7 +154,9 @@ async def close_channels(node: MessagingNode) -> None:
     Once all are closed, raises the error of one of them; the `NotSent` of several are merged into one.
     Cancelling ends their wait for messages but not the closing.
     """
-    closing = [asyncio.create_task(each.close_with_node()) for each in ReliableClient(node).channels]
+    hub = Hub.existing(node)
+    members = () if hub is None else tuple(hub.members.values())
+    closing = [asyncio.create_task(each.close_with_node()) for each in members]
     interrupted: asyncio.CancelledError | None = None
     while not all(each.done() for each in closing):
         try:

@@ -41,6 +41,10 @@ class HubMember(Protocol):
         """The channel object that programs use."""
         ...
 
+    async def close_with_node(self) -> None:
+        """Close the channel object, because the connection below is closing."""
+        ...
+
     def is_ready(self) -> bool:
         """Whether the next transmission of each of its queues can go out immediately."""
         ...

@@ -11,7 +11,7 @@ import logging
 import math
 import random
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from strata.channels.awaiting import Alarm, end_of
@@ -72,8 +72,11 @@ class ChannelSession:
         hook: EncryptionHook | None,
         codec: CodecPair,
         rng: random.Random,
+        close_with_node: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
-        """`channel` is the object that programs use; `config` has its sections filled in."""
+        """`channel` is the object that programs use; `close_with_node` closes it when the connection below
+        closes. `config` has its sections filled in.
+        """
         self.channel_id = key.channel_id
         self.content_topic = content_topic
         self.outbox = outbox
@@ -84,6 +87,7 @@ class ChannelSession:
         self.failure: ChannelFailed | None = None
         """The error that closed the channel, if one of its tasks ended with an error."""
         self.channel = channel
+        self.close_with_node = close_with_node
         self._emitter = emitter
         self._failing: asyncio.Task[None] | None = None
         self._closed = False

@@ -29,18 +29,28 @@ _RINGS = {
 _MERGED_IN_SDS = {
     "fresh": "outgoing",
     "ids": "messages",
-    "ledger": "history",
+    "history": "log",
+    "journal": "state",
+    "ledger": "log",
+    "own_name": "incoming",
+    "pace": "sync",
     "receiving": "incoming",
-    "restoring": "journal",
+    "restoring": "state",
     "statistics": "events",
-    "tips": "history",
+    "tips": "log",
 }
 OLD_MODULES = {
     **{f"strata.{name}": f"strata.{ring}.{name}" for ring, names in _RINGS.items() for name in names.split()},
     "strata.channel": "strata.txrx",
+    "strata.channel.framing": "strata.txrx.multipart",
     "strata.channel.inbox": "strata.txrx.queue",
     "strata.relay": "strata.relays.connection",
-    **{f"strata.sds.{old}": f"strata.channels.sds.{new}" for old, new in _MERGED_IN_SDS.items()},
+    "strata.txrx.framing": "strata.txrx.multipart",
+    **{
+        f"{package}.{old}": f"strata.channels.sds.{new}"
+        for package in ("strata.sds", "strata.channels.sds")
+        for old, new in _MERGED_IN_SDS.items()
+    },
 }
 """Old modules, and the new ones. The modules of a package moved with it, unless they are listed here."""
 
@@ -130,7 +140,7 @@ class _Finder(MetaPathFinder, InspectLoader):
 
 def _moved(fullname: str) -> str | None:
     parts = fullname.split(".")
-    for length in (3, 2):
+    for length in (4, 3, 2):
         head = ".".join(parts[:length])
         if head in OLD_MODULES:
             return ".".join([OLD_MODULES[head], *parts[length:]])

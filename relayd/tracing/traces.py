@@ -34,7 +34,7 @@ def open_target(settings: Settings, relay_id: str, count: Callable[[str, int], N
         return None
     otel = importlib.import_module("relayd.tracing.otel")  # slow, so not while connections are open
     instance = f"{relay_id}/{os.uname().nodename}/{os.getpid()}"
-    target: TracesTarget = otel.Collector(settings.tracing_url, instance=instance, count=count)
+    target: TracesTarget = otel.OtlpCollector(settings.tracing_url, instance=instance, count=count)
     return target
 
 

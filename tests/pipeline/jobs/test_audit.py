@@ -144,7 +144,7 @@ def test_changes_of_the_log_are_found(spark, log, lake, monkeypatch):
     audited = audit(spark, lake, url=log)
     assert audited.counts == {"log: surplus": 1, "log: altered": 1}
     assert {finding.packet_id for finding in audited.findings} == {f"0x{ids_there[n].hex()}" for n in (3, 5)}
-    for module in ("audit", "audited"):
+    for module in ("audit", "audit_result"):
         monkeypatch.setattr(f"strata_pipeline.jobs.{module}.LISTED", 1)  # what is not listed is counted
     fewer = audit(spark, lake, url=log)
     assert fewer.counts == audited.counts and fewer.findings == audited.findings[:1]

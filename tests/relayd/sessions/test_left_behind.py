@@ -788,7 +788,7 @@ ACTS: dict[Act, set[str]] = {
         "Backlog._queue_rows",
         "compile_filter",
     },
-    live: {"Outbox.deliver", "Fanout.join"},
+    live: {"SocketOutbox.deliver", "Fanout.join"},
     resuming: {"Backlog._is_lost", "lost_place_payload"},
     slow_reads: {"Backlog._give_up", "read_failure_payload"},
     of_clients: {"Identities._observe_manifest", "Identities._understand_one", "Identities.manifest"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from strata.channels.awaiting import answer_of
 from strata.protocol.errors import StrataError
 
 __all__ = ["ProofFailed", "ProofProvider", "obtain_proof"]
@@ -28,6 +27,8 @@ async def obtain_proof(provider: ProofProvider | None, message: bytes) -> bytes 
     """
     if provider is None:
         return None
+    from strata.channels.awaiting import answer_of  # not above: core modules import this module
+
     try:
         proof = await answer_of(provider, message)
     except Exception as error:

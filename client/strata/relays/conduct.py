@@ -14,9 +14,10 @@ Observations are counted in buckets of an hour. The buckets of the last seven da
     quickness    = 1 / (1 + mean round trip / 0.5 s)         unknown: 0.5
     capacity     = rate / (rate + 256 KiB/s)                 unknown: 0.5
 
-A *denied* packet is one that the relay itself had acknowledged, served or named; a *missing* packet is one
-that others serve. One denial halves the score of an unknown relay; a relay with a thousand good answers has
-more credit. A correctly annotated downgrade is not an offence (R-342) and is not reported as bad.
+A *denied* packet is one that the relay itself had acknowledged to this client, or named in two comparisons;
+a *missing* packet is one that it had served, or that others serve. One denial halves the score of an unknown
+relay; a relay with a thousand good answers has more credit. A correctly annotated downgrade is not an offence
+(R-342) and is not reported as bad.
 
 All bad observations lower the score, but only `Evidence` blacklists at once: what no honest relay does,
 however slow, disconnected, killed or late it is. The rest is `Suspicion`, and enough of it makes a relay a
@@ -91,22 +92,22 @@ class Aspect(enum.StrEnum):
     HISTORY = "history"
     """Packets of history read; `value` is the rate in bytes per second."""
     VALIDITY = "validity"
-    """Packets that verified, and packets that the relay has forged (R-342): the id fails, or the signature
-    fails although the relay itself has given all keys of the author."""
+    """Packets that verified, and packets that the relay has forged (R-342): the id is of other content."""
     FORM = "form"
     """Malformed messages and packets, and packets whose key is not valid (R-342). Causes may be a relay of
     another version, a stranger's packets, or keys that are not all known."""
     CLOCK = "clock"
     """Packets with a time of receipt that cannot be true (R-369). The relay's clock may be wrong."""
     PRESENCE = "presence"
-    """Packets sought at a relay that had acknowledged, served or named them: found, or clearly denied."""
+    """Packets sought at a relay that had acknowledged or named them: found, or clearly denied."""
     CONSISTENCY = "consistency"
-    """Packets sought that several other relays serve: found, or missing (R-343). Also packets that a relay
-    had acknowledged or served and does not return, if its answer is not a clear denial."""
+    """Packets sought that the relay had served, or that several others serve: found, or missing (R-343); an
+    operator may have removed them. Also packets that the relay had acknowledged, if its answer is not a clear
+    denial."""
 
 
 Evidence = Literal[Aspect.VALIDITY, Aspect.PRESENCE]
-"""Offences that only a lying relay commits: it contradicts a signature, or its own statement."""
+"""Offences that only a lying relay commits: it contradicts a packet's id, or its own statement."""
 
 Suspicion = Literal[
     Aspect.CONNECT, Aspect.PING, Aspect.PUBLISH, Aspect.HISTORY, Aspect.FORM, Aspect.CLOCK, Aspect.CONSISTENCY

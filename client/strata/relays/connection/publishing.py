@@ -176,6 +176,7 @@ class Publishing:
             bool(message.duplicate),
             message.status == "QUEUED",
             _downgrade(message.relay_annotations),
+            message.duplicate_of,
         )
         self.settled.append(PublishSettled(handle, published))
         return True

@@ -7,11 +7,12 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 
+from strata.protocol.equivalence import equivalence_key
 from strata.protocol.errors import RequestRefused, StrataError
 from strata.protocol.packets import Packet
 from strata.relays.conduct import Aspect, Evidence, Suspicion
 from strata.relays.connection.dialing import shown
-from strata.relays.connection.values import SubscribeOptions
+from strata.relays.connection.values import Published, SubscribeOptions
 from strata.relays.pool.link import PoolRelay
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.presence import Answer, Lookup, PresenceWatch, Resend
@@ -71,15 +72,18 @@ class Checks:
         self._ended = True
         self._room.set()
 
-    def stored(self, packet: Packet, url: str, *, queued: bool = False) -> None:
+    def stored(self, packet: Packet, url: str, answer: Published) -> None:
         """Note that a relay said OK to this packet, or QUEUED (R-190): it will be asked for the packet."""
         now = self._wall()
-        if not queued:
-            self._relays.known.seen(packet, url, now)
+        if answer.duplicate_of is not None and equivalence_key(packet) is not None:
+            self._watch.repeats(packet, url)  # the relay has another packet in its place (R-113)
+            return
+        if not answer.queued:
+            self._relays.known.seen(packet, url, now, acknowledged=True)
         if self._options.presence_delay is None:
             return
         if packet.expires_at is None or packet.expires_at > now + _MIN_LIFE_SECONDS:
-            self._watch.claimed(packet, url, self._loop.time(), held_back=queued)
+            self._watch.claimed(packet, url, self._loop.time(), held_back=answer.queued)
 
     @property
     def unsettled(self) -> int:
@@ -223,12 +227,11 @@ class Checks:
             answer = await relay.publish(resend.packet, timeout=self._options.request_timeout)
         except StrataError:
             return  # the next round of the check decides again
-        if answer.packet_id == resend.packet.packet_id:
-            self.stored(resend.packet, resend.url, queued=answer.queued)
+        self.stored(resend.packet, resend.url, answer)
 
 
 def _offence(answer: Answer) -> Evidence | Suspicion:
-    """The offence of lacking a packet that the relay had acknowledged or served: only a denial is a lie."""
+    """The offence of lacking a packet that the relay had acknowledged: only a denial is a lie."""
     return Aspect.PRESENCE if answer is Answer.DENIAL else Aspect.CONSISTENCY
 
 

@@ -71,7 +71,7 @@ class _Watched:
     claimed: set[str] = field(default_factory=set)
     """Relays that said OK and have not yet been seen to have it."""
     verified: set[str] = field(default_factory=set)
-    """Relays that have been seen to have it."""
+    """Relays that have been seen to have it, or have a packet that it repeats."""
     denied: set[str] = field(default_factory=set)
     """Relays that did not have it in this round."""
     held_back: set[str] = field(default_factory=set)
@@ -111,6 +111,13 @@ class PresenceWatch:
         if url not in watched.verified:
             watched.claimed.add(url)
             (watched.held_back.add if held_back else watched.held_back.discard)(url)
+
+    def repeats(self, packet: Packet, url: str) -> None:
+        """Note that a relay has another packet in this one's place, and so need not have this one."""
+        watched = self._watched.get(packet.packet_id)
+        if watched is not None:
+            watched.claimed.discard(url)
+            watched.verified.add(url)
 
     def due(self, now: float, usable: Collection[str]) -> list[Lookup]:
         """The requests to make now, to relays that are `usable`."""

@@ -1,8 +1,9 @@
 """Asking relays for random packets that they should have (R-343). No I/O, no clock.
 
 The pool reports which relay acknowledged or served which packet. A few hundred recent packets are remembered,
-chosen evenly. A relay can be asked for a packet that it had itself, where "not found" is a denial, or for one
-that at least three others have, where "not found" is a gap that counts less: no relay must have everything.
+chosen evenly. If a relay does not find a packet that it had acknowledged to this client, that is a denial. If
+it does not find one that it had only served, or that at least three others have, that is a gap, which counts
+less: no relay must have everything, and an operator may have removed what a stranger published.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -26,7 +27,10 @@ _FRESH_SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A packet to ask a relay for, which it had itself or which is common; the answer counts as `kind`."""
+    """A packet to ask a relay for, which it had itself or which is common; the answer counts as `kind`.
+
+    `kind` is `PRESENCE` if the relay had acknowledged the packet.
+    """
 
     packet: Packet
     kind: Literal[Aspect.PRESENCE, Aspect.CONSISTENCY]
@@ -36,7 +40,8 @@ class Probe:
 class _Held:
     packet: Packet
     seen_at: float
-    holders: set[str] = field(default_factory=set)
+    holders: dict[str, bool] = field(default_factory=dict)
+    """The relays that have it, and whether each has acknowledged it to this client."""
 
 
 class KnownPackets:
@@ -48,11 +53,11 @@ class KnownPackets:
         self._slots: list[bytes] = []
         self._offered = 0
 
-    def seen(self, packet: Packet, url: str, now: float) -> None:
+    def seen(self, packet: Packet, url: str, now: float, *, acknowledged: bool = False) -> None:
         """Note that a relay acknowledged or served the packet."""
         held = self._held.get(packet.digest)
         if held is not None:
-            held.holders.add(url)
+            held.holders[url] = acknowledged or held.holders.get(url, False)
             return
         if packet.expires_at is not None:
             return  # a relay may rightly not have it any more
@@ -66,12 +71,12 @@ class KnownPackets:
             place = min(int(self._random() * _CAPACITY), _CAPACITY - 1)
             del self._held[self._slots[place]]
             self._slots[place] = packet.digest
-        self._held[packet.digest] = _Held(packet, now, {url})
+        self._held[packet.digest] = _Held(packet, now, {url: acknowledged})
 
     def forget(self, url: str) -> None:
         """Forget a relay that is no longer a member."""
         for held in self._held.values():
-            held.holders.discard(url)
+            held.holders.pop(url, None)
 
     def choose(self, url: str, now: float) -> Probe | None:
         """A probe for this relay, or None if there is no fair one."""
@@ -79,7 +84,8 @@ class KnownPackets:
         own = [held for held in fresh if url in held.holders]
         common = [held for held in fresh if url not in held.holders and len(held.holders) >= _WIDELY_HELD]
         if own and (not common or self._random() < 0.5):
-            return Probe(self._pick(own).packet, Aspect.PRESENCE)
+            held = self._pick(own)
+            return Probe(held.packet, Aspect.PRESENCE if held.holders[url] else Aspect.CONSISTENCY)
         if common:
             return Probe(self._pick(common).packet, Aspect.CONSISTENCY)
         return None

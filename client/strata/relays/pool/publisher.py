@@ -187,7 +187,7 @@ class Publisher:
         self._relays.observe(url, Aspect.PUBLISH, good=1, value=self._loop.time() - began_at)
         plan.stored(url, answer)
         publication.stored()
-        self._checks.stored(publication.packet, url, queued=answer.queued)
+        self._checks.stored(publication.packet, url, answer)
         if plan.is_confirmed:
             publication.settle()
         if plan.get_timer() == math.inf:

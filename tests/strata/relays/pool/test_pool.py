@@ -12,6 +12,7 @@ from strata.protocol import packets
 from strata.protocol.errors import Closed, ConnectionFailed, RequestRefused, RequestTimeout, StrataError
 from strata.relays.connection import Options
 from strata.relays.connection.dialing import shown
+from strata.relays.connection.values import Published
 from strata.relays.pool import Copy, PacketPool, PoolOptions, Profile, Standing
 
 from tests.support.simulated_relays import (
@@ -484,6 +485,49 @@ async def test_a_relay_may_keep_back_what_it_queued_and_gets_it_again_all_the_sa
         await until(lambda: not pool.unsettled)
         assert pool.statistics.presence_missing >= 20 and len(world["a"].publishes) >= 40
         assert pool.statistics.relays_blacklisted == 0
+
+
+@pytest.mark.req("C-274", "R-113")
+@virtual
+async def test_a_relay_is_not_asked_for_a_packet_that_only_repeats_one_it_has(monkeypatch):
+    """A publisher that restarts attests again; the relay stores neither that packet nor a lie."""
+    world = three()
+
+    def repeats(it):
+        return Published(it.packet_id, START, duplicate=True, duplicate_of="0x2")
+
+    def attestation(n):
+        content = {"type": "ATTESTATION", "attestation": {"attestation_id": "1"}, "target_packet": "0x1"}
+        return packets.build(ME, content, timestamp=START + n)
+
+    for relay in world.relays.values():
+        monkeypatch.setattr(relay, "receive", repeats)
+    async with world.pool(replace(QUIET, presence_delay=2.0, copies=3, connections=3)) as pool:
+        await until(lambda: len(pool._relays.connected()) == 3)
+        for n in range(4):
+            await pool.publish(attestation(n))
+        await until(lambda: pool.statistics.copies_stored == 12 and not pool.unsettled)
+        assert pool.statistics.presence_missing == pool.statistics.relays_blacklisted == 0
+        await pool.publish(packet(1))  # it repeats nothing, so this answer is no excuse
+        await until(lambda: pool.statistics.presence_missing > 0)
+
+
+@pytest.mark.req("R-343", "R-344")
+@virtual
+async def test_a_relay_that_removes_what_strangers_published_is_not_blacklisted():
+    world = three()
+    async with world.pool(replace(QUIET, probe_interval=20.0)) as pool:
+        await until(lambda: len(pool._relays.connected()) == 3)
+        subscription = pool.subscribe()
+        for relay in world.relays.values():
+            for n in range(20):
+                relay.store(packet(n))
+        await take(subscription, 20)
+        for relay in world.relays.values():
+            relay.log.clear()  # its operator has banned the author
+        await until(lambda: pool.statistics.probes_missed >= 20, timeout=3600, step=1)
+        assert pool.statistics.relays_blacklisted == 0
+        assert pool.relays[-1].score < 0.4, "it may also be that it withholds them"
 
 
 @pytest.mark.slow

@@ -30,6 +30,9 @@ def test_a_relay_is_asked_for_what_it_had_itself_or_what_several_others_have():
     assert it.choose("a", T) is None
     it.seen(packet(1), "a", T)
     probe = it.choose("a", T)
+    assert probe is not None and (probe.packet, probe.kind) == (packet(1), Aspect.CONSISTENCY)
+    it.seen(packet(1), "a", T, acknowledged=True)
+    probe = it.choose("a", T)
     assert probe is not None and (probe.packet, probe.kind) == (packet(1), Aspect.PRESENCE)
     assert it.choose("x", T) is None, "one relay's having it obliges no other"
     for url in "bc":

@@ -30,6 +30,7 @@ from relayd.federation.intake import (
     judge_refusal,
     retry_delay,
 )
+from relayd.federation.key_questions import KeyAnswer, KeyQuestions
 from relayd.federation.link_parts import LinkEnded, LinkParts
 from relayd.federation.peers_file import Upstream
 from relayd.store.skips import REPEATS, reason_of
@@ -72,6 +73,7 @@ class Judging:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self.asking = Asking(driver, submit=self.submit, has_room=self.has_room, check=check)
+        self._questions = KeyQuestions(self._ask_for_keys)
 
     def submit(self, intake: Intake, item: Item) -> None:
         """Have a packet judged."""
@@ -198,22 +200,26 @@ class Judging:
     async def _with_keys(self, intake: Intake, item: Item, author: str) -> None:
         """Fetch an author's identity packets and judge the packet once more: a peer may send out of order."""
         item.asked_for_keys = True
+        try:
+            answer = await self._questions.ask(author)
+        except LinkEnded:
+            return  # the packet comes again, to the next link
+        if not answer.is_whole or answer.verdicts & {KeyVerdict.LATER, KeyVerdict.AWAY}:
+            # It is not known yet whose the packet is, so it is not passed over: the keys are requested again.
+            if KeyVerdict.AWAY not in answer.verdicts:
+                item.key_attempts += 1
+            item.asked_for_keys = item.key_attempts >= MAX_ATTEMPTS
+            await asyncio.sleep(backoff(item.attempts))
+        self.submit(intake, item)
+
+    async def _ask_for_keys(self, author: str) -> KeyAnswer:
         verdicts = set[KeyVerdict]()
 
         async def take(event: QueuedEvent) -> None:
             verdicts.add(await self._take_key(event))
 
-        try:
-            is_whole = await self.asking.keys_of(author, take)
-        except LinkEnded:
-            return  # the packet comes again, to the next link
-        if not is_whole or verdicts & {KeyVerdict.LATER, KeyVerdict.AWAY}:
-            # It is not known yet whose the packet is, so it is not passed over: the keys are requested again.
-            if KeyVerdict.AWAY not in verdicts:
-                item.key_attempts += 1
-            item.asked_for_keys = item.key_attempts >= MAX_ATTEMPTS
-            await asyncio.sleep(backoff(item.attempts))
-        self.submit(intake, item)
+        is_whole = await self.asking.keys_of(author, take)
+        return KeyAnswer(is_whole, frozenset(verdicts))
 
     async def _take_key(self, event: QueuedEvent) -> KeyVerdict:
         request = self._request(bytes(event.packet), event.received_at, self._key_lane)

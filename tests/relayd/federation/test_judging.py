@@ -162,6 +162,25 @@ async def judged_by_keys(link: MadeLink, said: InvalidPacket | str, number: int 
     return await next_request(link, number + 2)
 
 
+async def test_packets_of_one_author_that_came_together_do_not_each_ask_for_its_keys():
+    link, keys = begun(Keys()), Keys()
+    link.judging.asking = cast(Any, keys)
+    intake = Intake(None)
+    for _ in range(9):
+        link.judging.submit(intake, intake.add(PACKET.canonical, NOW, "c"))
+    for number in range(10):
+        link.judging.publish_refused(await next_request(link, number), NOT_THE_AUTHORS)
+    number = 10
+    while link.told.count("skipped") < 10:
+        request = await next_request(link, number)
+        number += 1
+        if request.is_parsed:
+            link.judging.publish_refused(request, NOT_THE_AUTHORS)
+        else:
+            link.judging.publish_accepted(request, NOW, duplicate=True)
+    assert keys.asked == 2, "that of the first, and one put after the others had come"
+
+
 AWAY = InvalidPacket(ErrorCode.INTERNAL_ERROR, "later", detail="store_unavailable")
 FAILED = InvalidPacket(ErrorCode.INTERNAL_ERROR, "a fault of ours")
 

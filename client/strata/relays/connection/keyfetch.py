@@ -17,6 +17,8 @@ _log = logging.getLogger("strata.relay")
 
 MAX_AUTHORS = 500
 """The most authors in one request."""
+_FEWER = 8
+"""After a request that took too long, the next one is for this many times fewer authors."""
 
 _MAX_EVENTS = 2 * MAX_CHAIN_EVENTS
 _MAX_BYTES = 8 * 2**20
@@ -58,6 +60,8 @@ class KeyFetcher:
         self._wanted: dict[str, asyncio.Future[None]] = {}
         self._asking: dict[str, _Question] = {}
         self._task: asyncio.Task[None] | None = None
+        self._most = MAX_AUTHORS
+        """The authors in the next request: fewer after one that took too long, because chains can be long."""
 
     async def fetch(
         self,
@@ -123,17 +127,19 @@ class KeyFetcher:
         """Ask until no author is wanted any more."""
         try:
             while self._wanted:
-                batch = tuple(self._wanted)[:MAX_AUTHORS]
+                batch = tuple(self._wanted)[: self._most]
                 asked_at = asyncio.get_running_loop().time()
                 self._asking = {did: _Question(asked_at, self._wanted.pop(did)) for did in batch}
                 try:
                     async with asyncio.timeout(self._timeout):
                         await self._ask(batch, asked_at)
                 except TimeoutError:
+                    self._most = max(1, len(batch) // _FEWER)
                     self._answer(RequestTimeout("the question for authors' keys", self._timeout))
                 except StrataError as error:
                     self._answer(error)
                 else:
+                    self._most = min(2 * self._most, MAX_AUTHORS)
                     self._answer(None)
         finally:
             self._end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,8 @@ from strata.protocol import packets, wire
 from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES, revoke_content, rotate_content
 from strata.relays.connection import Anchors, Options
+from strata.relays.connection.keyfetch import KeyFetcher
+from strata.relays.connection.keyring import Event, KeyRing
 
 START = 1_760_000_000
 OLD = Identity.from_seed(b"\x11" * 32)
@@ -129,6 +132,30 @@ async def test_all_authors_who_wait_are_asked_for_at_once(extended):
     asked = [m for m in _received(extended) if isinstance(m, wire.Subscribe) and asks_for_keys(m)]
     authors_asked_for = [m.filters.authors for m in asked if m.filters]
     assert sum(len(some) for some in authors_asked_for if some) == 60
+
+
+async def test_authors_whose_keys_take_too_long_together_are_asked_for_apart():
+    """Else strangers with long chains could shut a reader out of an honest relay's log for good."""
+    asked: list[int] = []
+    nothing: list[Event] = []
+
+    async def read(authors: tuple[str, ...]) -> AsyncIterator[Event]:
+        asked.append(len(authors))
+        if len(authors) > 10:
+            await asyncio.Event().wait()  # their chains are too much for one request
+        for event in nothing:
+            yield event
+
+    ring = KeyRing(Anchors(), max_authors=1000, refresh_interval=300)
+    fetcher = KeyFetcher(ring, read, timeout=0.01, name="keys")
+    others = [f"other {n}" for n in range(400)]
+    for _ in range(2):
+        with pytest.raises(strata.RequestTimeout):
+            await fetcher.fetch("author", others, since=asyncio.get_running_loop().time())
+    await fetcher.fetch("author", others, since=asyncio.get_running_loop().time())
+    assert "author" in ring
+    assert asked[:4] == [401, 50, 6, 12], "and soon for more at once again"
+    await fetcher.close()
 
 
 def _received(fake):

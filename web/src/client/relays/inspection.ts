@@ -78,7 +78,7 @@ export class Inspector {
       else if (!(await this.keys.verify(packet, event.receivedAt, event.arrivedAt))) return KEYS_WANTED;
     } catch (error) {
       if (!(error instanceof InvalidPacket)) throw error;
-      this.count(error, (await this.keys?.hasAllKeys(packet.authorId, event.receivedAt)) ?? false);
+      this.count(error);
       return undefined;
     }
     this.remember(packet.packetId);
@@ -93,13 +93,13 @@ export class Inspector {
     if (this.seen.size > this.options.dedupPackets) this.seen.delete(this.seen.values().next().value as string);
   }
 
-  /** Count a failed packet. `hasAllKeys` says whether the relay has given all keys of the packet's author. */
-  private count(error: InvalidPacket, hasAllKeys = false): void {
+  private count(error: InvalidPacket): void {
     const tampered = error.detail === undefined || error.detail === "packet_id_mismatch";
     if (error.code === "packet_expired") this.statistics.eventsExpired++;
     else if (error.code === "invalid_signature" && tampered) {
       this.statistics.eventsTampered++;
-      if (error.detail !== undefined || hasAllKeys) this.statistics.eventsForged++;
+      // Without a detail the signature fits no key that is known here, but the relay may have had one.
+      if (error.detail === "packet_id_mismatch") this.statistics.eventsForged++;
     } else this.statistics.eventsInvalid++;
   }
 }

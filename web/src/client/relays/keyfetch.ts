@@ -5,10 +5,11 @@ import type { ReceivedPacket } from "../protocol/keys/entries.js";
 import { MAX_CHAIN_EVENTS } from "../protocol/keys/ledger.js";
 import { after } from "../timers.js";
 import type { KeyRing } from "./keyring.js";
-import type { Announced } from "./values.js";
 
 /** The most authors in one request. */
 export const MAX_AUTHORS = 500;
+/** After a request that took too long, the next one is for this many times fewer authors. */
+const FEWER = 8;
 
 const MAX_EVENTS = 2 * MAX_CHAIN_EVENTS;
 const MAX_BYTES = 8 * 2 ** 20;
@@ -28,8 +29,6 @@ interface Wish {
 export interface KeySource {
   /** Yield the identity packets of some authors, unverified, until the relay has no more. */
   read(authors: readonly string[], signal: AbortSignal): AsyncIterable<ReceivedPacket>;
-  /** What the connected relay says about itself; undefined between connections. */
-  announced(): Announced | undefined;
   /** The connection's clock, in seconds. */
   now(): number;
 }
@@ -39,6 +38,8 @@ export class KeyFetcher {
   private wanted = new Map<string, Wish>();
   private asking = new Map<string, Question>();
   private isWorking = false;
+  /** The authors in the next request: fewer after one that took too long, because chains can be long. */
+  private most = MAX_AUTHORS;
 
   constructor(
     readonly ring: KeyRing,
@@ -81,7 +82,7 @@ export class KeyFetcher {
     await Promise.resolve(); // authors wanted in the same step share the request
     while (this.wanted.size > 0) {
       const askedAt = this.source.now();
-      const batch = [...this.wanted].slice(0, MAX_AUTHORS);
+      const batch = [...this.wanted].slice(0, this.most);
       for (const [author, wish] of batch) {
         this.wanted.delete(author);
         this.asking.set(author, { askedAt, answered: wish.answered });
@@ -91,8 +92,10 @@ export class KeyFetcher {
           batch.map(([author]) => author),
           askedAt,
         );
+        this.most = Math.min(2 * this.most, MAX_AUTHORS);
         for (const [, wish] of batch) wish.resolve();
       } catch (error) {
+        if (error instanceof RequestTimeout) this.most = Math.max(1, Math.floor(batch.length / FEWER));
         for (const [, wish] of batch) wish.reject(error);
       }
       this.asking = new Map();
@@ -103,7 +106,6 @@ export class KeyFetcher {
   private async ask(authors: readonly string[], askedAt: number): Promise<void> {
     const events = new Map(authors.map((author) => [author, [] as ReceivedPacket[]]));
     const sizes = new Map(authors.map((author) => [author, 0]));
-    const announced = this.source.announced();
     const late = new AbortController();
     const timer = after(this.timeout, () => late.abort());
     try {
@@ -118,13 +120,11 @@ export class KeyFetcher {
       clearTimeout(timer);
     }
     if (late.signal.aborted) throw new RequestTimeout("the question for authors' keys", this.timeout);
-    const isMarked = announced?.extensions.has("history_marker") ?? false;
-    const isWhole = isMarked && this.source.announced() === announced; // all over one connection
     for (const [author, found] of events) {
       if ((sizes.get(author) ?? 0) > MAX_BYTES || found.length > MAX_EVENTS) {
         await this.ring.learn(author, undefined, askedAt, { isOvergrown: true });
       } else {
-        await this.ring.learn(author, await this.ring.build(author, found), askedAt, { isWhole });
+        await this.ring.learn(author, await this.ring.build(author, found), askedAt);
       }
     }
   }

@@ -33,8 +33,6 @@ interface Author {
   chain: KeyChain | undefined;
   /** Whether the relay sent more than a chain may hold: then every packet of this author is rejected. */
   readonly isOvergrown: boolean;
-  /** Whether the relay itself said that this was everything it had of the author. */
-  readonly isWhole: boolean;
   /** When the relay was asked; the chain includes everything it had then. */
   readonly askedAt: number;
   refreshAt: number;
@@ -68,7 +66,7 @@ export class KeyRing {
 
   /**
    * Store the chain of the relay's answer to a request made at `askedAt`. `isOvergrown` means that the answer was too
-   * large. `isWhole` means that the relay marked the end of its answer.
+   * large.
    *
    * The answer may have been on its way when identity packets arrived: their changes are applied again.
    */
@@ -76,7 +74,7 @@ export class KeyRing {
     did: string,
     chain: KeyChain | undefined,
     askedAt: number,
-    how: { isOvergrown?: boolean; isWhole?: boolean } = {},
+    how: { isOvergrown?: boolean } = {},
   ): Promise<void> {
     const heard: Heard[] = [];
     for (let whole = chain; ; ) {
@@ -95,14 +93,13 @@ export class KeyRing {
     chain: KeyChain | undefined,
     heard: Heard[],
     askedAt: number,
-    how: { isOvergrown?: boolean; isWhole?: boolean },
+    how: { isOvergrown?: boolean },
   ): void {
     this.authors.delete(did);
     this.authors.set(did, {
       chain,
       heard,
       isOvergrown: how.isOvergrown ?? false,
-      isWhole: how.isWhole ?? false,
       askedAt,
       refreshAt: askedAt + this.refreshInterval,
     });
@@ -120,15 +117,6 @@ export class KeyRing {
   chain(did: string): KeyChain | undefined {
     const author = this.authors.get(did);
     return author && (author.chain ?? KeyChain.genesis(did, this.options(did)));
-  }
-
-  /**
-   * Whether the relay has given all that it had about this author's keys, and said so, and none of it was still pending
-   * at this second: the relay may let a recovery take effect sooner.
-   */
-  async hasAllKeys(did: string, at: number): Promise<boolean> {
-    const author = this.authors.get(did);
-    return author !== undefined && author.isWhole && !((await author.chain?.isPending(undefined, at)) ?? false);
   }
 
   /**

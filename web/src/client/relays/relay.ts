@@ -99,7 +99,6 @@ export class Relay {
     const ring = new KeyRing(anchors ?? {}, this.options.keyAuthors, this.options.keyRefreshInterval);
     const source = {
       read: (authors: readonly string[], signal: AbortSignal) => this.identityPackets(authors, signal),
-      announced: () => this.announced,
       now: () => this.driver.now(),
     };
     this.keys = new KeyFetcher(ring, source, this.options.keyTimeout);

@@ -231,7 +231,7 @@ export class Statistics {
   eventsInvalid = 0;
   /** Packets dropped because they are not what their author signed. */
   eventsTampered = 0;
-  /** Those tampered and invalid packets that only the relay can be responsible for. */
+  /** Those tampered and invalid packets that only the relay can be responsible for: the id fails. */
   eventsForged = 0;
   /** Packets dropped because the relay received them after their own `expires_at`. */
   eventsExpired = 0;

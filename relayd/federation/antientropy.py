@@ -48,6 +48,9 @@ class ReadLink(Protocol):
     @property
     def is_connected(self) -> bool: ...
 
+    @property
+    def has_read_all(self) -> bool: ...
+
     async def fetch(self, ids: Sequence[bytes]) -> Fetched: ...
 
 
@@ -149,9 +152,12 @@ class AntiEntropy:
     ) -> None:
         withholding = self._withholding.setdefault(peer_id, Withholding())
         began = time.monotonic()
+        may_blame = False
         try:
             async with self._turn:  # one at a time, because sets take memory
                 began = time.monotonic()
+                # What a peer of a group had from another one, that one should have sent.
+                may_blame = link.has_read_all and not peer.group
                 found = await self._compared(peer, peer_id, link, since, withholding)
         except (LinkEnded, StoreError) as error:
             found = ComparisonResult(since, since, problem=str(error)[:300])
@@ -169,15 +175,20 @@ class AntiEntropy:
             await self._table.compared(peer_id, msgspec.to_builtins(found), done=asked, equal_at=equal_at)
         except StoreError as error:
             _log.info("comparison_not_written", peer=peer.relay_id, problem=str(error))
-        self._note(peer, peer_id, found, contradicts=withholding.round_ended())
+        self._note(peer, peer_id, found, contradicts=withholding.round_ended(), may_blame=may_blame)
 
-    def _note(self, peer: Upstream, peer_id: int, found: ComparisonResult, *, contradicts: bool) -> None:
-        """One note for a comparison, of any size: packets held back must not earn a peer a good record."""
+    def _note(
+        self, peer: Upstream, peer_id: int, found: ComparisonResult, *, contradicts: bool, may_blame: bool
+    ) -> None:
+        """One note for a comparison, of any size: packets held back must not earn a peer a good record.
+
+        `may_blame`: reading this peer should have brought what the comparison brought.
+        """
         if contradicts:
             self._noted(peer, peer_id, Aspect.PRESENCE, False)
         elif found.brought and not found.withheld:
             self._noted(peer, peer_id, Aspect.PRESENCE, True)
-        if found.brought:  # reading had skipped them
+        if found.brought and may_blame:
             self._noted(peer, peer_id, Aspect.CONSISTENCY, False)
         elif found.is_equal:
             self._noted(peer, peer_id, Aspect.CONSISTENCY, True)

@@ -52,6 +52,7 @@ class PeerLink:
         self._trouble: str | None = None
         self._is_closed = False
         self._taken: str | None = place.cursor
+        self._stream: Stream | None = None
         self._doubts = 0
         self._driver = Driver(
             peer.url,
@@ -80,6 +81,13 @@ class PeerLink:
         """Whether the peer is there and lets this relay replicate."""
         session = self._driver.session
         return session is not None and session.allows(REPLICATE)
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether the whole log of the peer has been read, and every packet has its verdict."""
+        stream = self._stream
+        is_abreast = stream is not None and stream.phase is Phase.LIVE and not any(stream.waiting())
+        return is_abreast and not len(self._marking.intake)
 
     @property
     def problem(self) -> str | None:
@@ -148,6 +156,7 @@ class PeerLink:
             last_witness = marking.intake.last_witness
             query = query_for(self.peer, self._taken, reading.not_via, last_witness=last_witness)
             stream, arrived = self._driver.subscribe(query)
+            self._stream = stream
             try:
                 await self._take_from(stream, arrived)
             finally:

@@ -60,7 +60,8 @@ class MadeWorld:
         self.log, self.table = MadeLog(), MadeTable()
         self.peers = {n: MadePeer([], self.log) for n in PEERS}
         self.links = {
-            n: SimpleNamespace(is_connected=True, fetch=peer.fetch) for n, peer in self.peers.items()
+            n: SimpleNamespace(is_connected=True, has_read_all=True, fetch=peer.fetch)
+            for n, peer in self.peers.items()
         }
         self.withheld: list[int] = []
         self.noted: list[tuple[Aspect, bool]] = []
@@ -280,6 +281,24 @@ def test_what_a_comparison_says_of_a_peer_is_noted_once_however_many_packets():
             await world.run(10)
             assert world.noted == noted
             world.noted.clear()
+
+    in_made_time(work)
+
+
+@pytest.mark.parametrize("reason", ["it is in a group", "reading has not come so far"])
+def test_a_peer_that_brings_what_reading_could_not_has_not_held_it_back(monkeypatch, reason):
+    """Another member of its group may have held it back, or a stranger's packets have been in the way."""
+
+    async def work() -> None:
+        world = MadeWorld(interval=0)
+        world.peers[1].claims = {each.packet_id: each for each in (made(n, NOW - 500) for n in range(9))}
+        if reason == "it is in a group":
+            monkeypatch.setitem(PEERS, 1, Upstream("wss://1", "did:strata:z1", group="mesh"))
+        else:
+            world.links[1].has_read_all = False
+        world.table.ask(1)
+        await world.run(10)
+        assert world.noted == [(Aspect.PRESENCE, True)]
 
     in_made_time(work)
 

@@ -35,7 +35,7 @@ async def fetch_packet(
     try:
         async with asyncio.timeout(timeout):
             body = await http_get(
-                url, f"/packets/{packet_id}", ssl=ssl, max_bytes=2 * max_bytes + _ENVELOPE_BYTES
+                url, f"/packets/{packet_id}", ssl=ssl, max_bytes=3 * max_bytes + _ENVELOPE_BYTES
             )
         found = _DECODER.decode(body)
     except (ValueError, EOFError, RecursionError, msgspec.MsgspecError, asyncio.LimitOverrunError):

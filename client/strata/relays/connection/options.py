@@ -87,9 +87,9 @@ class Options:
     key_authors: int = 16_384
     """How many authors' keys are remembered; those met least recently are forgotten first."""
 
-    max_message_bytes: int = 2 * 1_048_576 + 65_536
-    """The largest message accepted from a relay: twice the largest possible packet, and its envelope
-    (A-013)."""
+    max_message_bytes: int = 3 * 1_048_576 + 65_536
+    """The largest message accepted from a relay: the largest possible packet, annotations that quote its
+    header and the origin in it (R-209), and an envelope."""
     compression: bool = False
     """Whether to offer permessage-deflate: it saves perhaps half the traffic for several times the CPU."""
     proxy: str | None = None

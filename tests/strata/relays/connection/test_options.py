@@ -7,8 +7,12 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from strata.protocol import packets
+from strata.protocol.provenance.serving import Downgrade, served
 from strata.relays.connection import options as module
 from strata.relays.connection.options import Options
+
+from tests.support.made_packets import new_identity
 
 
 def test_every_option_says_what_it_is():
@@ -42,3 +46,18 @@ def test_what_cannot_work_is_refused(bad):
 
 def test_none_lifts_a_limit():
     assert Options(ping_interval=None, ping_timeout=None).ping_interval is None
+
+
+def test_a_message_may_quote_nearly_all_of_its_packet_twice():
+    """Else a stranger could have all readers leave a relay that serves unproven origins as signed."""
+    largest, origin = 1_048_576, "X" * (1_048_576 - 700)
+    packet = packets.build(
+        new_identity(),
+        {"type": "POST"},
+        timestamp=1_760_000_000,
+        provenance_header={"origin_type": origin, "client_attestation": {"a": 1}},
+        max_bytes=largest,
+    )
+    finding = Downgrade(origin, "UNKNOWN", "unknown_origin_type").placed(packet.canonical)
+    message = b"".join(served(packet.canonical, finding, mode="annotate"))
+    assert 3 * largest - 4096 < len(message) < Options().max_message_bytes - 32_768

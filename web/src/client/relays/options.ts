@@ -103,7 +103,7 @@ export const DEFAULT_OPTIONS: Options = {
   keyRefreshInterval: 300,
   keyTimeout: 30,
   keyAuthors: 16_384,
-  maxMessageLength: 2 * 1_048_576 + 65_536,
+  maxMessageLength: 3 * 1_048_576 + 65_536,
 };
 
 /** The defaults, overridden by the given options. Throws `TypeError` for a value that cannot work. */

@@ -7,7 +7,8 @@ cursor that is kept never passes a packet without a verdict (R-364):
     settled  settled  waiting  settled  settled
                    ▲ up to here; with the batch that stores the waiting packet, up to the end
 
-The window is bounded, and a full window stops reading: the peer's store is the buffer.
+The window is bounded, and a full window stops reading: the peer's store is the buffer. A packet that waits
+long, for its time or for keys, holds up the cursor, and reading only once thousands of packets are behind it.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -42,6 +43,8 @@ MAX_ATTEMPTS = 5
 _WINDOW_PACKETS = 256
 """Half of what the writer commits at once; the other half is left to local publishers."""
 _WINDOW_BYTES = 8 * 2**20
+_WINDOW_SETTLED = 8192
+"""The most packets, with and without verdicts, from the first without: a crash has them read again."""
 _LONGEST_CURSOR = 4096
 _RETRY_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 2 * 3600
@@ -107,7 +110,9 @@ class Intake:
         """The cursor up to which every packet has its verdict."""
         self.last_witness = last_witness
         self._items: deque[Item] = deque()
+        self._unsettled = 0
         self._bytes = 0
+        """The size of the unsettled ones."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -115,22 +120,30 @@ class Intake:
     @property
     def has_room(self) -> bool:
         """Whether one more packet may be taken."""
-        return len(self._items) < _WINDOW_PACKETS and self._bytes < _WINDOW_BYTES
+        return (
+            self._unsettled < _WINDOW_PACKETS
+            and self._bytes < _WINDOW_BYTES
+            and len(self._items) < _WINDOW_SETTLED
+        )
 
     def add(self, raw: bytes, received_at: int, cursor: str | None) -> Item:
         """Take the peer's next packet."""
         item = Item(raw, received_at, cursor)
         self._items.append(item)
+        self._unsettled += 1
         self._bytes += len(raw)
         return item
 
     def settle(self, item: Item, now: int) -> None:
         """Note that the item has its verdict; the cursor follows as far as it may. Idempotent."""
-        item.is_settled = True
+        if not item.is_settled:
+            item.is_settled = True
+            self._unsettled -= 1
+            self._bytes -= len(item.raw)
+            item.raw = b""  # only its place counts now
         items = self._items
         while items and items[0].is_settled:
             first = items.popleft()
-            self._bytes -= len(first.raw)
             self.cursor = first.cursor or self.cursor
             self._witness(first, now)
 

@@ -62,6 +62,19 @@ def test_the_window_is_bounded_by_packets_and_by_bytes():
     assert intake.has_room
 
 
+def test_a_packet_that_waits_holds_up_only_the_cursor():
+    """A stranger's packet from the future would hold up its peer, if the clocks of the two differ."""
+    intake = Intake("0")
+    waiting = intake.add(b"wait", 1, "1")
+    for n in range(2, 8193):
+        assert intake.has_room
+        intake.settle(intake.add(bytes(4096), n, str(n)), NOW)
+    assert not intake.has_room, "after a restart, all these are read again"
+    assert intake.cursor == "0" and intake.cursor_with({waiting}) == "8192"
+    intake.settle(waiting, NOW)
+    assert (intake.cursor, len(intake), intake.has_room) == ("8192", 0, True)
+
+
 PACKET = make(new_identity())
 
 

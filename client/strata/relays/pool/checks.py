@@ -79,11 +79,12 @@ class Checks:
             self._watch.repeats(packet, url)  # the relay has another packet in its place
             return
         if not answer.queued:
-            self._relays.known.seen(packet, url, now, acknowledged=True)
+            self._relays.known.seen(packet, url, now, acknowledged=not answer.duplicate)
         if self._options.presence_delay is None:
             return
         if packet.expires_at is None or packet.expires_at > now + _MIN_LIFE_SECONDS:
-            self._watch.claimed(packet, url, self._loop.time(), held_back=answer.queued)
+            excused = answer.queued or answer.duplicate
+            self._watch.claimed(packet, url, self._loop.time(), excused=excused)
 
     @property
     def unsettled(self) -> int:
@@ -193,7 +194,9 @@ class Checks:
         answer = await self._find(url, [probe.packet], found)
         if answer is Answer.BROKEN:
             return
-        self._relays.statistics.probes_missed += not found
+        if not found:
+            self._relays.statistics.probes_missed += 1
+            self._relays.known.lacked(probe.packet, url)
         is_plain = found or probe.kind is Aspect.CONSISTENCY
         self._relays.observe(url, probe.kind if is_plain else _offence(answer), len(found), 1 - len(found))
 
@@ -205,8 +208,11 @@ class Checks:
         missing = len(lookup.packets) - len(found)
         if missing and answer is not Answer.BROKEN:
             self._relays.statistics.presence_missing += missing
-            offence = Aspect.CONSISTENCY if lookup.held_back else _offence(answer)
+            offence = Aspect.CONSISTENCY if lookup.excused else _offence(answer)
             self._relays.observe(lookup.url, offence, bad=missing)
+            for packet in lookup.packets:
+                if packet.packet_id not in found:
+                    self._relays.known.lacked(packet, lookup.url)
         self._watch.answered(lookup, found, answer)
         self._settle()
 

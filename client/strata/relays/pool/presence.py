@@ -8,8 +8,9 @@ it by id, many packets in one request. When all have answered:
 - a relay that could not be asked is asked again in the next round. Before the last round, a packet that was
   found nowhere is sent to other relays anyway, if there are any.
 
-Lacking the packet is an offence only if the relay says so itself (`Answer.DENIAL`) and had said OK without
-holding the packet back (R-190). A packet is resent even without that.
+Lacking the packet is a lie only if the relay says so itself (`Answer.DENIAL`) and had said OK without an
+excuse: neither `QUEUED` (R-190) nor `duplicate`, which a relay also says of a packet that its operator has
+removed. A packet is resent even without that.
 
 The wait doubles each time. After `attempts` rounds the check gives up: a packet that waits for an absent
 relay would keep a place that another packet needs. Time without any usable relay does not count as a round,
@@ -50,8 +51,8 @@ class Lookup:
 
     url: str
     packets: tuple[Packet, ...]
-    held_back: bool = False
-    """Whether the relay said that they have no effect yet (R-190): then it may rightly not return them."""
+    excused: bool = False
+    """Whether the relay may rightly not return them, by what it said with its OK."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,8 @@ class _Watched:
     """Relays that have been seen to have it, or have a packet that it repeats."""
     denied: set[str] = field(default_factory=set)
     """Relays that did not have it in this round."""
-    held_back: set[str] = field(default_factory=set)
-    """Relays that hold it without effect yet (R-190)."""
+    excused: set[str] = field(default_factory=set)
+    """Relays that may rightly not return it, by what they said with their last OK."""
     outstanding: set[str] = field(default_factory=set)
     """Relays asked in this round that have not answered."""
 
@@ -102,15 +103,15 @@ class PresenceWatch:
         """Whether there is no room for another packet."""
         return len(self._watched) >= self._capacity
 
-    def claimed(self, packet: Packet, url: str, now: float, *, held_back: bool = False) -> None:
-        """Note that a relay says it has stored the packet, or holds it back for now (R-190)."""
+    def claimed(self, packet: Packet, url: str, now: float, *, excused: bool = False) -> None:
+        """Note that a relay says it has stored the packet; `excused` if it may rightly not return it."""
         watched = self._watched.get(packet.packet_id)
         if watched is None:
             watched = _Watched(packet, now + self._delay, self._delay)
             self._watched[packet.packet_id] = watched
         if url not in watched.verified:
             watched.claimed.add(url)
-            (watched.held_back.add if held_back else watched.held_back.discard)(url)
+            (watched.excused.add if excused else watched.excused.discard)(url)
 
     def repeats(self, packet: Packet, url: str) -> None:
         """Note that a relay has another packet in this one's place, and so need not have this one."""
@@ -132,10 +133,10 @@ class PresenceWatch:
             watched.outstanding = {url for url in watched.claimed if url in usable}
             watched.due_at = math.inf  # until `settle` closes the round
             for url in watched.outstanding:
-                asked.setdefault((url, url in watched.held_back), []).append(watched.packet)
+                asked.setdefault((url, url in watched.excused), []).append(watched.packet)
         return [
-            Lookup(url, tuple(some[start : start + _BATCH]), held_back)
-            for (url, held_back), some in asked.items()
+            Lookup(url, tuple(some[start : start + _BATCH]), excused)
+            for (url, excused), some in asked.items()
             for start in range(0, len(some), _BATCH)
         ]
 

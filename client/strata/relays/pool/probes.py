@@ -73,6 +73,11 @@ class KnownPackets:
             self._slots[place] = packet.digest
         self._held[packet.digest] = _Held(packet, now, {url: acknowledged})
 
+    def lacked(self, packet: Packet, url: str) -> None:
+        """Note that a relay does not have the packet any more: it is not asked for it twice."""
+        if (held := self._held.get(packet.digest)) is not None:
+            held.holders.pop(url, None)
+
     def forget(self, url: str) -> None:
         """Forget a relay that is no longer a member."""
         for held in self._held.values():

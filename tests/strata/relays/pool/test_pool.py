@@ -512,6 +512,29 @@ async def test_a_relay_is_not_asked_for_a_packet_that_only_repeats_one_it_has(mo
         await until(lambda: pool.statistics.presence_missing > 0)
 
 
+@pytest.mark.req("C-274", "R-344")
+@virtual
+async def test_one_packet_that_an_operator_removes_is_denied_once(monkeypatch):
+    """The relay knows its id and answers `duplicate` from then on, whoever sends it."""
+    world = three()
+    receive = world["a"].receive
+
+    def remove(packet):
+        answer = receive(packet)
+        world["a"].log.clear()
+        return answer
+
+    monkeypatch.setattr(world["a"], "receive", remove)
+    options = replace(QUIET, presence_delay=2.0, probe_interval=20.0, copies=3, connections=3)
+    async with world.pool(options) as pool:
+        await until(lambda: len(pool._relays.connected()) == 3)
+        await pool.publish(packet(1))
+        await until(lambda: pool.statistics.copies_stored == 3 and not pool.unsettled)
+        assert pool.statistics.presence_missing >= 3
+        await until(lambda: pool.statistics.probes >= 60, timeout=3600, step=1)
+        assert pool.statistics.relays_blacklisted == 0
+
+
 @pytest.mark.req("R-343", "R-344")
 @virtual
 async def test_a_relay_that_removes_what_strangers_published_is_not_blacklisted():

@@ -82,14 +82,14 @@ def test_half_an_answer_counts_for_what_it_names():
 
 def test_a_packet_that_a_relay_holds_back_is_looked_for_apart():
     it = watch(copies=1)
-    it.claimed(packet(1), "a", 0, held_back=True)
+    it.claimed(packet(1), "a", 0, excused=True)
     it.claimed(packet(2), "a", 0)
-    assert {(lookup.held_back, *ids(lookup)) for lookup in it.due(2, ALL)} == {
+    assert {(lookup.excused, *ids(lookup)) for lookup in it.due(2, ALL)} == {
         (True, packet(1).packet_id),
         (False, packet(2).packet_id),
     }
     it.claimed(packet(1), "a", 3)
-    assert not any(it._watched[packet(n).packet_id].held_back for n in (1, 2)), "by now it has taken effect"
+    assert not any(it._watched[packet(n).packet_id].excused for n in (1, 2)), "by now it has taken effect"
 
 
 def test_silence_is_enough_to_send_a_packet_again():

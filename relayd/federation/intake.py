@@ -59,7 +59,7 @@ class PeerVerdict(enum.StrEnum):
     SKIPPED = "skipped"
     """Refused by a rule of this relay or because of its time, which is no fault of the peer's."""
     FORGED = "forged"
-    """Not what its author signed: only the peer can be responsible for that."""
+    """Its id is not that of its content: only the peer can be responsible for that."""
     KEYS = "keys"
     """Refused for lack of the author's keys: they are fetched, and the packet is judged once more."""
     LATER = "later"

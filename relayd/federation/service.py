@@ -285,7 +285,7 @@ class Federation:
             self._note(peer_id, kind, good=int(is_good), bad=int(not is_good))
 
     def _forged(self, peer: Upstream, peer_id: int, reason: str) -> None:
-        what = "the peer sends packets that their authors did not sign"
+        what = "the peer sends packets whose ids are not those of their content"
         self._offended(peer, peer_id, Aspect.VALIDITY, reason, what)
 
     def _offended(self, peer: Upstream, peer_id: int, kind: Aspect, reason: str, what: str) -> None:

@@ -219,3 +219,13 @@ test("a packet that came late from a relay's peer was asked for", async () => {
     assert.equal(statistics.eventsUnasked, byReceipt ? 0 : 1);
   }
 });
+
+test("an author of whom a packet has failed is asked for along with others", async () => {
+  const ring = new KeyRing({}, 1, 300);
+  assert.ok(ring.wants(did));
+  await ring.learn(did, undefined, 10);
+  assert.ok(!ring.wants(did));
+  const packet = await build((await Identity.generate()).speakingFor(did), { type: "POST" });
+  await assert.rejects(ring.verify(packet, 1_760_000_000, 5), { code: "invalid_signature" });
+  assert.ok(ring.wants(did));
+});

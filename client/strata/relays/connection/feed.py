@@ -70,7 +70,7 @@ class Feed:
         wait, stops the request.
         """
         waiting = {author for event in self._stream.waiting() if (author := author_of(event)) is not None}
-        others = [author for author in waiting if author not in self._keys.ring][:MAX_AUTHORS]
+        others = [author for author in waiting if self._keys.ring.wants(author)][:MAX_AUTHORS]
         self._given_up = self._driver.loop.create_future()
         self._await_keys(True)
         try:

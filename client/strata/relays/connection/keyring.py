@@ -93,6 +93,8 @@ class KeyRing:
         self._max_authors = max_authors
         self._refresh_interval = refresh_interval
         self._authors: OrderedDict[str, _Author] = OrderedDict()
+        self._doubtful: set[str] = set()
+        """Known authors of whom a packet has failed: the next one may fail too, and need another request."""
 
     def __len__(self) -> int:
         return len(self._authors)
@@ -123,7 +125,11 @@ class KeyRing:
         self._authors.move_to_end(did)
         self.stale.discard(did)
         while len(self._authors) > self._max_authors:
-            self._authors.popitem(last=False)
+            self._doubtful.discard(self._authors.popitem(last=False)[0])
+
+    def wants(self, did: str) -> bool:
+        """Whether to ask for this author along with others, before a packet of it is judged."""
+        return did not in self._authors or did in self._doubtful
 
     def build(self, did: str, events: Sequence[Event]) -> KeyChain | None:
         """The chain that identity packets form; None if there is nothing but the DID itself.
@@ -177,8 +183,11 @@ class KeyRing:
         try:
             self._verify(packet, received_at, arrived_at, author)
         except InvalidPacket as error:
-            if author.asked_at < arrived_at and error.code is not ErrorCode.PACKET_EXPIRED:
+            if error.code is ErrorCode.PACKET_EXPIRED:
+                raise
+            if author.asked_at < arrived_at:
                 return False
+            self._doubtful.add(packet.author_id)
             raise
         return True
 

@@ -134,6 +134,24 @@ async def test_all_authors_who_wait_are_asked_for_at_once(extended):
     assert sum(len(some) for some in authors_asked_for if some) == 60
 
 
+async def test_authors_whose_packets_fit_no_key_are_asked_for_at_once(extended):
+    """Else strangers' packets could use up what a reader may ask of a relay, and hold up all others."""
+    authors = [Identity.generate() for _ in range(20)]
+    failing = [packets.build(NEW.speaking_for(a.did), {"type": "POST"}, timestamp=START) for a in authors]
+    await extended.append(*(post(author) for author in authors), *failing, post(OLD, 1))
+    async with connect(extended.url, options=FAST) as relay:
+        subscription = relay.subscribe()
+        assert (await take(subscription, 21))[-1] == post(OLD, 1)
+        fetches = relay.statistics.key_fetches
+        later = [
+            packets.build(NEW.speaking_for(a.did), {"type": "POST"}, timestamp=START + 1) for a in authors
+        ]
+        await extended.append(*later, post(OLD, 2))
+        assert await take(subscription, 1) == [post(OLD, 2)]
+        assert relay.statistics.events_tampered == 40
+        assert relay.statistics.key_fetches - fetches <= 3, "the first may be taken before the others come"
+
+
 async def test_authors_whose_keys_take_too_long_together_are_asked_for_apart():
     """Else strangers with long chains could shut a reader out of an honest relay's log for good."""
     asked: list[int] = []

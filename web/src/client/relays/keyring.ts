@@ -52,6 +52,8 @@ export class KeyRing {
   /** Authors to ask for again, in the background; the caller that does so removes them. */
   readonly stale = new Set<string>();
   private readonly authors = new Map<string, Author>();
+  /** Known authors of whom a packet has failed: the next one may fail too, and need another request. */
+  private readonly doubtful = new Set<string>();
 
   constructor(
     private readonly anchors: Anchors,
@@ -59,9 +61,9 @@ export class KeyRing {
     private readonly refreshInterval: number,
   ) {}
 
-  /** Whether the relay was asked for this author. */
-  has(did: string): boolean {
-    return this.authors.has(did);
+  /** Whether to ask for this author along with others, before a packet of it is judged. */
+  wants(did: string): boolean {
+    return !this.authors.has(did) || this.doubtful.has(did);
   }
 
   /**
@@ -104,7 +106,11 @@ export class KeyRing {
       refreshAt: askedAt + this.refreshInterval,
     });
     this.stale.delete(did);
-    if (this.authors.size > this.maxAuthors) this.authors.delete(this.authors.keys().next().value as string);
+    if (this.authors.size > this.maxAuthors) {
+      const oldest = this.authors.keys().next().value as string;
+      this.authors.delete(oldest);
+      this.doubtful.delete(oldest);
+    }
   }
 
   /** The chain that identity packets form; undefined if there is nothing but the DID itself. */
@@ -139,8 +145,9 @@ export class KeyRing {
     try {
       await this.verifyBy(author, packet, receivedAt, arrivedAt);
     } catch (error) {
-      if (!(error instanceof InvalidPacket)) throw error;
-      if (author.askedAt < arrivedAt && error.code !== "packet_expired") return false;
+      if (!(error instanceof InvalidPacket) || error.code === "packet_expired") throw error;
+      if (author.askedAt < arrivedAt) return false;
+      this.doubtful.add(packet.authorId);
       throw error;
     }
     return true;

@@ -160,7 +160,7 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
     for (const event of this.stream.waiting()) {
       if (others.size >= MAX_AUTHORS) break;
       const author = authorOf(event);
-      if (author !== undefined && !this.keys.ring.has(author)) others.add(author);
+      if (author !== undefined && this.keys.ring.wants(author)) others.add(author);
     }
     await this.keys.fetch(candidate.packet.authorId, others, candidate.event.arrivedAt);
   }

@@ -21,8 +21,6 @@ from relayd.federation.intake import Intake, Item
 
 __all__ = ["Asking"]
 
-_AT_ONCE = 4
-"""The number of authors whose keys are fetched at the same time."""
 _KEY_TIMEOUT = 30.0
 _FETCH_TIMEOUT = 120.0
 _LOOK_SECONDS = 1.0
@@ -49,7 +47,6 @@ class Asking:
         self._check = check
         self._windows: dict[Intake, asyncio.Event] = {}
         """Windows of requested packets, each with the event that is set when something in it has changed."""
-        self._slots = asyncio.Semaphore(_AT_ONCE)
 
     def settled(self, intake: Intake) -> None:
         """A packet of this window has its verdict."""
@@ -92,18 +89,17 @@ class Asking:
             del self._windows[intake]
         return Fetched(sent, is_whole)
 
-    async def keys_of(self, author: str, take: Callable[[QueuedEvent], Awaitable[None]]) -> bool:
-        """Have the peer send an author's identity packets, and hand each to `take`. Returns whether the peer
-        sent all of them. Takes half a minute at most, once its turn has come."""
-        query = Query(authors=(author,), types=tuple(sorted(IDENTITY_TYPES)), live=False)
-        async with self._slots:
-            try:
-                async with asyncio.timeout(_KEY_TIMEOUT), self._answers(query) as told:
-                    async for event in told.events():
-                        await take(event)
-                    return told.is_whole
-            except TimeoutError:
-                return False
+    async def keys_of(self, authors: tuple[str, ...], take: Callable[[QueuedEvent], Awaitable[None]]) -> bool:
+        """Have the peer send some authors' identity packets, and hand each to `take`. Returns whether the
+        peer sent all of them. Takes half a minute at most."""
+        query = Query(authors=authors, types=tuple(sorted(IDENTITY_TYPES)), live=False)
+        try:
+            async with asyncio.timeout(_KEY_TIMEOUT), self._answers(query) as told:
+                async for event in told.events():
+                    await take(event)
+                return told.is_whole
+        except TimeoutError:
+            return False
 
     @contextlib.asynccontextmanager
     async def _answers(self, query: Query) -> AsyncIterator[_Answers]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from strata.protocol.errors import InvalidPacket
 from strata.relays.connection.driver import Driver
+from strata.relays.connection.inspection import author_of
 from strata.relays.connection.queue import QueuedEvent
 
 from relayd.admission.origin import PeerOrigin
@@ -30,7 +31,7 @@ from relayd.federation.intake import (
     judge_refusal,
     retry_delay,
 )
-from relayd.federation.key_questions import KeyAnswer, KeyQuestions
+from relayd.federation.key_questions import KeyQuestions
 from relayd.federation.link_parts import LinkEnded, LinkParts
 from relayd.federation.peers_file import Upstream
 from relayd.store.skips import REPEATS, reason_of
@@ -73,7 +74,7 @@ class Judging:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self.asking = Asking(driver, submit=self.submit, has_room=self.has_room, check=check)
-        self._questions = KeyQuestions(self._ask_for_keys)
+        self._questions = KeyQuestions(self._ask_for_keys, self._spawn)
 
     def submit(self, intake: Intake, item: Item) -> None:
         """Have a packet judged."""
@@ -206,20 +207,22 @@ class Judging:
             return  # the packet comes again, to the next link
         if not answer.is_whole or answer.verdicts & {KeyVerdict.LATER, KeyVerdict.AWAY}:
             # It is not known yet whose the packet is, so it is not passed over: the keys are requested again.
-            if KeyVerdict.AWAY not in answer.verdicts:
+            is_its_own = answer.is_whole or answer.is_alone  # not another author's, asked for in one question
+            if is_its_own and KeyVerdict.AWAY not in answer.verdicts:
                 item.key_attempts += 1
             item.asked_for_keys = item.key_attempts >= MAX_ATTEMPTS
             await asyncio.sleep(backoff(item.attempts))
         self.submit(intake, item)
 
-    async def _ask_for_keys(self, author: str) -> KeyAnswer:
-        verdicts = set[KeyVerdict]()
+    async def _ask_for_keys(self, authors: tuple[str, ...]) -> tuple[bool, dict[str, frozenset[KeyVerdict]]]:
+        verdicts: dict[str, frozenset[KeyVerdict]] = {}
 
         async def take(event: QueuedEvent) -> None:
-            verdicts.add(await self._take_key(event))
+            verdict = await self._take_key(event)
+            author = author_of(event) or ""
+            verdicts[author] = verdicts.get(author, frozenset()) | {verdict}
 
-        is_whole = await self.asking.keys_of(author, take)
-        return KeyAnswer(is_whole, frozenset(verdicts))
+        return await self.asking.keys_of(authors, take), verdicts
 
     async def _take_key(self, event: QueuedEvent) -> KeyVerdict:
         request = self._request(bytes(event.packet), event.received_at, self._key_lane)

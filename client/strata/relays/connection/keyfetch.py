@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 
-from strata.protocol.errors import Closed, RequestTimeout, StrataError
+from strata.protocol.errors import Closed, RequestRefused, RequestTimeout, StrataError
 from strata.protocol.keys import MAX_CHAIN_EVENTS
 from strata.relays.connection.keyring import Event, KeyRing
 
@@ -136,6 +136,8 @@ class KeyFetcher:
                 except TimeoutError:
                     self._most = max(1, len(batch) // _FEWER)
                     self._answer(RequestTimeout("the question for authors' keys", self._timeout))
+                except RequestRefused as refusal:
+                    self._refused(refusal)
                 except StrataError as error:
                     self._answer(error)
                 else:
@@ -143,6 +145,17 @@ class KeyFetcher:
                     self._answer(None)
         finally:
             self._end()
+
+    def _refused(self, refusal: RequestRefused) -> None:
+        """Ask for fewer authors, since a relay may take fewer at once; if there is one only, that is all."""
+        if len(self._asking) == 1 or refusal.retry_after is not None:
+            self._answer(refusal)
+            return
+        self._most = max(1, len(self._asking) // _FEWER)
+        again = {author: question.answered for author, question in self._asking.items()}
+        for author in again.keys() & self._wanted.keys():
+            _follow(self._wanted[author], again[author])
+        self._asking, self._wanted = {}, again | self._wanted  # in this order, with the latest futures
 
     def _end(self) -> None:
         """Fail every waiting call: no answer will come."""
@@ -179,6 +192,18 @@ class KeyFetcher:
             else:
                 chain = self.ring.build(author, found)
             self.ring.learn(author, chain, asked_at)
+
+
+def _follow(leader: asyncio.Future[None], follower: asyncio.Future[None]) -> None:
+    """Answer the one as the other will be answered."""
+
+    def answer(done: asyncio.Future[None]) -> None:
+        if (error := done.exception()) is not None:
+            follower.set_exception(error)
+        else:
+            follower.set_result(None)
+
+    leader.add_done_callback(answer)
 
 
 def _seen(answered: asyncio.Future[None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -173,6 +174,33 @@ async def test_authors_whose_keys_take_too_long_together_are_asked_for_apart():
     await fetcher.fetch("author", others, since=asyncio.get_running_loop().time())
     assert "author" in ring
     assert asked[:4] == [401, 50, 6, 12], "and soon for more at once again"
+    await fetcher.close()
+
+
+async def test_a_relay_that_takes_fewer_authors_at_once_is_asked_for_fewer():
+    asked: list[int] = []
+    nothing: list[Event] = []
+
+    async def read(authors: tuple[str, ...]) -> AsyncIterator[Event]:
+        asked.append(len(authors))
+        await asyncio.sleep(0)
+        if len(authors) > most:
+            raise strata.RequestRefused("policy_rejected", "too many values", detail="too_many_values")
+        for event in nothing:
+            yield event
+
+    ring, most = KeyRing(Anchors(), max_authors=1000, refresh_interval=300), 10
+    fetcher = KeyFetcher(ring, read, timeout=10, name="keys")
+    others = [f"other {n}" for n in range(400)]
+    first = asyncio.create_task(fetcher.fetch("author", others, since=0))
+    async with asyncio.timeout(10):
+        while not asked:  # noqa: ASYNC110 - until the first request is under way
+            await asyncio.sleep(0)
+    await asyncio.gather(first, fetcher.fetch("author", [], since=math.inf))
+    assert "author" in ring and asked[:3] == [401, 50, 6]
+    most = 0
+    with pytest.raises(strata.RequestRefused):
+        await fetcher.fetch("author", [], since=math.inf)
     await fetcher.close()
 
 

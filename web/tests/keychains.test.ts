@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { build, DEFAULT_OPTIONS, Identity } from "../src/client/index.js";
+import { build, DEFAULT_OPTIONS, Identity, RequestRefused } from "../src/client/index.js";
 import { DidDocument } from "../src/client/protocol/documents.js";
 import { KeyChain } from "../src/client/protocol/keys/chain.js";
 import { KeyLedger } from "../src/client/protocol/keys/ledger.js";
@@ -228,4 +228,25 @@ test("an author of whom a packet has failed is asked for along with others", asy
   const packet = await build((await Identity.generate()).speakingFor(did), { type: "POST" });
   await assert.rejects(ring.verify(packet, 1_760_000_000, 5), { code: "invalid_signature" });
   assert.ok(ring.wants(did));
+});
+
+test("a relay that takes fewer authors at once is asked for fewer", async () => {
+  const asked: number[] = [];
+  let most = 10;
+  const source: KeySource = {
+    async *read(authors): AsyncIterable<never> {
+      asked.push(authors.length);
+      await Promise.resolve();
+      if (authors.length > most) throw new RequestRefused("policy_rejected", "too many values");
+    },
+    now: () => 0,
+  };
+  const fetcher = new KeyFetcher(new KeyRing({}, 1024, 300), source, 10);
+  const others = Array.from({ length: 400 }, (_, n) => `other ${n}`);
+  const first = fetcher.fetch(did, others, 0);
+  while (asked.length === 0) await Promise.resolve();
+  await Promise.all([first, fetcher.fetch(did, [], 1)]);
+  assert.deepEqual(asked.slice(0, 3), [401, 50, 6]);
+  most = 0;
+  await assert.rejects(fetcher.fetch(did, [], 1), { name: "RequestRefused" });
 });

@@ -1,6 +1,6 @@
 /** Requesting authors' identity packets from a relay: many authors at once, one request at a time. */
 
-import { RequestTimeout, StrataError } from "../protocol/errors.js";
+import { RequestRefused, RequestTimeout, StrataError } from "../protocol/errors.js";
 import type { ReceivedPacket } from "../protocol/keys/entries.js";
 import { MAX_CHAIN_EVENTS } from "../protocol/keys/ledger.js";
 import { after } from "../timers.js";
@@ -95,12 +95,29 @@ export class KeyFetcher {
         this.most = Math.min(2 * this.most, MAX_AUTHORS);
         for (const [, wish] of batch) wish.resolve();
       } catch (error) {
-        if (error instanceof RequestTimeout) this.most = Math.max(1, Math.floor(batch.length / FEWER));
+        const isRefused = error instanceof RequestRefused && error.retryAfter === undefined;
+        if (isRefused || error instanceof RequestTimeout) this.most = Math.max(1, Math.floor(batch.length / FEWER));
+        if (isRefused && batch.length > 1) {
+          this.askAgain(batch); // a relay may take fewer authors at once
+          continue;
+        }
         for (const [, wish] of batch) wish.reject(error);
       }
       this.asking = new Map();
     }
     this.isWorking = false;
+  }
+
+  /** Want these authors again, before the others; an author wanted since then shares its later answer. */
+  private askAgain(batch: readonly [string, Wish][]): void {
+    const later = this.wanted;
+    this.wanted = new Map(batch);
+    this.asking = new Map();
+    for (const [author, wish] of later) {
+      const earlier = this.wanted.get(author);
+      if (earlier !== undefined) wish.answered.then(earlier.resolve, earlier.reject);
+      this.wanted.set(author, wish);
+    }
   }
 
   private async ask(authors: readonly string[], askedAt: number): Promise<void> {

@@ -166,9 +166,8 @@ class AntiEntropy:
             found = ComparisonResult(since, since, problem="this relay failed on it")
             self._faults.caught("background", error)
         # The request is answered in any case, or it would be tried again each second.
-        is_whole = found.problem is None and not found.is_cut
         now = time.monotonic()
-        rounds.ended(now, now - began, is_whole=is_whole, has_brought=found.brought > 0)
+        rounds.ended(now, now - began, is_whole=found.is_whole, has_brought=found.brought > 0)
         self._count(peer, found)
         equal_at = found.at if found.is_equal else None
         try:

@@ -120,7 +120,14 @@ class ComparisonResult(msgspec.Struct, omit_defaults=False):
     bytes: int = 0
     is_cut: bool = False
     """Whether more is missing: the next comparison goes on."""
+    crowded: int | None = None
+    """A second with more packets than one comparison may hold, if that alone is the problem."""
     problem: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all was compared, but for seconds that are too full: the next time will not be better."""
+        return not self.is_cut and (self.problem is None or self.crowded is not None)
 
     @property
     def is_equal(self) -> bool:
@@ -172,6 +179,10 @@ async def compare(
     except StrataError as error:
         found.problem = str(error)[:300]
     found.at = work.clock()
+    if found.problem is not None:
+        found.crowded = None
+    elif found.crowded is not None:
+        found.problem = f"more packets of the second {found.crowded} than one comparison may hold"
     return found
 
 
@@ -211,7 +222,7 @@ class _Whole:
                 differences, count = await self._part(session, span)
             except (TooManyItems, TooManyPackets):
                 if since == until:
-                    found.problem = f"more packets of the second {since} than one comparison may hold"
+                    found.crowded = since
                     continue
                 middle = (since + until) // 2
                 parts += [(middle + 1, until), (since, middle)]

@@ -144,6 +144,22 @@ def test_a_doubt_has_everything_compared_before_the_interval_is_over():
     in_made_time(work)
 
 
+def test_a_second_full_of_packets_makes_no_comparison_rarer():
+    """A stranger can date any number of packets alike, and what a peer withholds would go unnoticed."""
+
+    async def work() -> None:
+        world = MadeWorld()
+        crowd = [made(n, NOW - 500) for n in range(21)]
+        world.log.put(*crowd)
+        world.peers[1].claims = {each.packet_id: each for each in crowd}
+        world.peers[1].most_items = 20
+        await world.run(4 * 3600, step=15)
+        await world.compares.stop_all()
+        assert world.counted(1, "problem") >= 30
+
+    in_made_time(work)
+
+
 def test_an_interval_of_0_compares_on_request_alone():
     async def work() -> None:
         world = MadeWorld(interval=0)

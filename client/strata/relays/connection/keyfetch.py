@@ -25,6 +25,10 @@ _MAX_BYTES = 8 * 2**20
 """The most that is read of one author's identity packets. This project's relay keeps less; if a relay sends
 more, all packets of the author fail."""
 
+_LONG_BYTES = 64 * 1024
+"""If this much of one author has arrived when the time is over, the author has too much for this connection:
+all packets of the author fail, because those behind them must not wait for ever."""
+
 _EVENTS_AT_ONCE = 16
 """Longer chains are verified on a thread; this many take about 1 ms."""
 
@@ -131,8 +135,7 @@ class KeyFetcher:
                 asked_at = asyncio.get_running_loop().time()
                 self._asking = {did: _Question(asked_at, self._wanted.pop(did)) for did in batch}
                 try:
-                    async with asyncio.timeout(self._timeout):
-                        await self._ask(batch, asked_at)
+                    await self._ask(batch, asked_at)
                 except TimeoutError:
                     self._most = max(1, len(batch) // _FEWER)
                     self._answer(RequestTimeout("the question for authors' keys", self._timeout))
@@ -178,13 +181,20 @@ class KeyFetcher:
     async def _ask(self, authors: tuple[str, ...], asked_at: float) -> None:
         events: dict[str, list[Event]] = {author: [] for author in authors}
         sizes = dict.fromkeys(authors, 0)
-        async for packet, received_at in self._read(authors):
-            sizes[packet.author_id] += packet.size_bytes
-            found = events[packet.author_id]
-            if sizes[packet.author_id] <= _MAX_BYTES and len(found) <= _MAX_EVENTS:
-                found.append((packet, received_at))
+        is_late = False
+        try:
+            async with asyncio.timeout(self._timeout):
+                async for packet, received_at in self._read(authors):
+                    sizes[packet.author_id] += packet.size_bytes
+                    found = events[packet.author_id]
+                    if sizes[packet.author_id] <= _MAX_BYTES and len(found) <= _MAX_EVENTS:
+                        found.append((packet, received_at))
+        except TimeoutError:
+            is_late = len(authors) == 1 and sizes[authors[0]] >= _LONG_BYTES
+            if not is_late:
+                raise
         for author, found in events.items():
-            if sizes[author] > _MAX_BYTES or len(found) > _MAX_EVENTS:
+            if is_late or sizes[author] > _MAX_BYTES or len(found) > _MAX_EVENTS:
                 self.ring.learn(author, None, asked_at, is_overgrown=True)
                 continue
             if len(found) > _EVENTS_AT_ONCE:

@@ -183,8 +183,8 @@ class KeyRing:
         try:
             self._verify(packet, received_at, arrived_at, author)
         except InvalidPacket as error:
-            if error.code is ErrorCode.PACKET_EXPIRED:
-                raise
+            if error.code is ErrorCode.PACKET_EXPIRED or author.is_overgrown:
+                raise  # to ask again would take as long; that is done in the background
             if author.asked_at < arrived_at:
                 return False
             self._doubtful.add(packet.author_id)

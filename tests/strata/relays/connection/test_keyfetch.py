@@ -11,6 +11,7 @@ import pytest
 import strata
 from strata.channels.connecting import connect
 from strata.protocol import packets, wire
+from strata.protocol.errors import InvalidPacket
 from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES, revoke_content, rotate_content
 from strata.relays.connection import Anchors, Options
@@ -174,6 +175,29 @@ async def test_authors_whose_keys_take_too_long_together_are_asked_for_apart():
     await fetcher.fetch("author", others, since=asyncio.get_running_loop().time())
     assert "author" in ring
     assert asked[:4] == [401, 50, 6, 12], "and soon for more at once again"
+    await fetcher.close()
+
+
+async def test_an_author_whose_keys_alone_take_too_long_holds_up_nobody():
+    """Else a stranger with a long chain could shut out every reader whose connection is slow."""
+    content = revoke_content(f"{OLD.did}#keys-1", revoked_at=START, reason="x" * 40_000)
+    long = packets.build(OLD, content, timestamp=START)
+    arrived = [long]
+
+    async def read(authors: tuple[str, ...]) -> AsyncIterator[Event]:
+        for packet in arrived:
+            yield packet, START
+        await asyncio.Event().wait()
+
+    ring = KeyRing(Anchors(), max_authors=8, refresh_interval=300)
+    fetcher = KeyFetcher(ring, read, timeout=0.01, name="keys")
+    with pytest.raises(strata.RequestTimeout):  # so little may be the relay's fault
+        await fetcher.fetch(OLD.did, [], since=math.inf)
+    arrived.append(long)
+    await fetcher.fetch(OLD.did, [], since=math.inf)
+    with pytest.raises(InvalidPacket) as refused:  # and the next packet has no request of its own
+        ring.verify(post(OLD), START, asyncio.get_running_loop().time())
+    assert refused.value.detail == "too_many_key_events"
     await fetcher.close()
 
 

@@ -1,4 +1,4 @@
-"""Requests to a peer besides its stream: for packets by their ids, and for an author's keys.
+"""Requests to a peer besides its stream: for packets by their ids, and for authors' keys.
 
 Each request is a separate subscription that ends with its history, on the connection that reads.
 """

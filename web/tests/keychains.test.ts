@@ -250,3 +250,23 @@ test("a relay that takes fewer authors at once is asked for fewer", async () => 
   most = 0;
   await assert.rejects(fetcher.fetch(did, [], 1), { name: "RequestRefused" });
 });
+
+test("an author whose keys alone take too long holds up nobody", async () => {
+  const author = await Identity.generate();
+  const packet = await build(author, { type: "KEY_EVENT", reason: "x".repeat(40_000) });
+  const arrived = [{ packet, receivedAt: 1 }];
+  const source: KeySource = {
+    async *read(_authors, signal) {
+      yield* arrived;
+      await new Promise((end) => signal.addEventListener("abort", end));
+    },
+    now: () => 10,
+  };
+  const ring = new KeyRing({}, 8, 300);
+  const fetcher = new KeyFetcher(ring, source, 0.01);
+  await assert.rejects(fetcher.fetch(author.did, [], 20), { name: "RequestTimeout" });
+  arrived.push({ packet, receivedAt: 1 });
+  await fetcher.fetch(author.did, [], 20);
+  const post = await build(author, { type: "POST" });
+  await assert.rejects(ring.verify(post, 1_760_000_000, 50), { detail: "too_many_key_events" });
+});

@@ -13,6 +13,11 @@ const FEWER = 8;
 
 const MAX_EVENTS = 2 * MAX_CHAIN_EVENTS;
 const MAX_BYTES = 8 * 2 ** 20;
+/**
+ * If this much of one author has arrived when the time is over, the author has too much for this connection: all
+ * packets of the author fail, because those behind them must not wait for ever.
+ */
+const LONG_BYTES = 64 * 1024;
 
 interface Question {
   readonly askedAt: number;
@@ -136,9 +141,11 @@ export class KeyFetcher {
     } finally {
       clearTimeout(timer);
     }
-    if (late.signal.aborted) throw new RequestTimeout("the question for authors' keys", this.timeout);
+    const isLate = late.signal.aborted;
+    const isTheAuthors = authors.length === 1 && (sizes.get(authors[0] as string) ?? 0) >= LONG_BYTES;
+    if (isLate && !isTheAuthors) throw new RequestTimeout("the question for authors' keys", this.timeout);
     for (const [author, found] of events) {
-      if ((sizes.get(author) ?? 0) > MAX_BYTES || found.length > MAX_EVENTS) {
+      if (isLate || (sizes.get(author) ?? 0) > MAX_BYTES || found.length > MAX_EVENTS) {
         await this.ring.learn(author, undefined, askedAt, { isOvergrown: true });
       } else {
         await this.ring.learn(author, await this.ring.build(author, found), askedAt);

@@ -146,6 +146,7 @@ export class KeyRing {
       await this.verifyBy(author, packet, receivedAt, arrivedAt);
     } catch (error) {
       if (!(error instanceof InvalidPacket) || error.code === "packet_expired") throw error;
+      if (author.isOvergrown) throw error; // to ask again would take as long; that is done in the background
       if (author.askedAt < arrivedAt) return false;
       this.doubtful.add(packet.authorId);
       throw error;

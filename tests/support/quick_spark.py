@@ -26,4 +26,6 @@ QUICK_SPARK = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "2",
+    # Each execution is described for a page that nobody opens.
+    "spark.sql.ui.explainMode": "simple",
 }

@@ -303,7 +303,7 @@ async def test_node_judges_by_keys_that_change(package: Path, fragile: RelayProc
 
 def test_the_unit_tests_of_the_client_pass() -> None:
     require_node()
-    run_node("build.mjs", "test", cwd=WEB)
+    run_node("build.mjs", "test", cwd=WEB, timeout=280)
 
 
 @pytest.mark.parametrize("example", sorted(path.name for path in (WEB / "examples").glob("*.mjs")))

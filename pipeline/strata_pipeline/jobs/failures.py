@@ -15,7 +15,7 @@ from strata_pipeline.log.database import without_password
 
 __all__ = ["Refused", "translate_failures"]
 
-_OURS = re.compile(r"(?:strata_pipeline\.errors|strata\.protocol\.lake\.manifest)\.(\w+): (.+)")
+_OURS = re.compile(r"(?:strata_pipeline\.errors|strata\.protocol\.lake(?:\.\w+)*)\.(\w+): (.+)")
 
 
 @contextlib.contextmanager

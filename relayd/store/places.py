@@ -150,7 +150,10 @@ def judge(place: PacketPlace, known: KnownPlaces) -> tuple[Fate, str]:
         if row.is_spared:
             return Fate.SPARE, ""
     if (other := known.buried.get(name, at)) != at:
-        return Fate.REFUSE, f"it was erased at {other}, and an id has one tombstone"
+        return (
+            Fate.REFUSE,
+            f"it was erased at {other}, and an id has one tombstone: it is for every place in a lake",
+        )
     if known.tombstones.get(at, name) != name:
         return Fate.REFUSE, f"the tombstone there is that of {known.tombstones[at]}"
     if name in known.buried and not (row is not None and row.is_full):

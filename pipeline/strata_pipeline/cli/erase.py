@@ -44,6 +44,13 @@ def erase_command(
             max=LONGEST_GRACE,
         ),
     ] = 3_600,
+    places_only: Annotated[
+        bool,
+        typer.Option(
+            "--places-only",
+            help="Look for a packet only at the place that its tombstone names, not in the whole lake.",
+        ),
+    ] = False,
     master: Master = None,
     conf: SparkConf = None,
     json: Json = False,
@@ -51,10 +58,11 @@ def erase_command(
     """Remove from the lake what the relay has erased.
 
     These are the packets that relayd erase has removed from the log. The files of each finished day are
-    rewritten without them, and the old files are deleted at once. Empty rows and the relay's signed
-    tombstones stay, so that audit can still prove everything else. An archive may run at the same time. The
-    current day waits for a later run. In a bucket, objects that still contain the packets are deleted after
-    the grace period, by the next erase or compact.
+    rewritten without them, and the old files are deleted at once. A packet that the lake holds at several
+    places is removed from all of them: for that, the ids of the whole lake are read. Empty rows and the
+    relay's signed tombstones stay, so that audit can still prove everything else. An archive may run at the
+    same time. The current day waits for a later run. In a bucket, objects that still contain the packets are
+    deleted after the grace period, by the next erase or compact.
     """
     from strata_pipeline.jobs.erase import erase
     from strata_pipeline.session import open_session
@@ -65,7 +73,15 @@ def erase_command(
             def progress(done: ErasedFrom) -> None:
                 show(f"{done.packets:,} packets in {done.days} days")
 
-            done = erase(spark, database_url, lake, patience=patience, grace=grace, progress=progress)
+            done = erase(
+                spark,
+                database_url,
+                lake,
+                patience=patience,
+                grace=grace,
+                everywhere=not places_only,
+                progress=progress,
+            )
     text = f"erased {done.packets:,} packets from {done.days} days, of {done.tombstones:,} tombstones"
     if done.emptied:
         text += f"; emptied {done.emptied:,} rows in quarantine, which were damaged before they were archived"

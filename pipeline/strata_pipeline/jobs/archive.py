@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
-from adbc_driver_postgresql import dbapi as adbc
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.lake import Manifest, Span, read_witnesses, witnesses_hash
@@ -23,12 +22,12 @@ from strata_pipeline.errors import LogError, log_too_short
 from strata_pipeline.jobs.drafts import Draft, drafting
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.publishing import DeltaFollower
-from strata_pipeline.lake.batches import Batch
+from strata_pipeline.jobs.same_log import check_same_log
 from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.places import AnyLake, write_lake
 from strata_pipeline.lake.rows import digest_of, read_places, received_on
-from strata_pipeline.log.database import connect, id_at, last_of, log_state, sequence_of
+from strata_pipeline.log.database import connect, last_of, log_state
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS, LogState, next_batch
 from strata_pipeline.planning import parallelism
 from strata_pipeline.transforms.checking import check_rows
@@ -88,7 +87,7 @@ def archive(
     with write_lake(path) as lake, contextlib.closing(connect(url)) as connection:
         published = DeltaFollower(lake) if delta else None
         _tell_of_leftovers(lake, done)
-        _check_same_log(lake, connection)
+        check_same_log(lake, connection)
         while True:
             state = log_state(connection)
             if state.head < lake.reached:
@@ -218,48 +217,3 @@ def _kinds(packets: Path | None) -> dict[str, int]:
         folder.name.removeprefix("kind="): pads.dataset(folder, format="parquet").count_rows()
         for folder in sorted(packets.iterdir())
     }
-
-
-def _check_same_log(lake: AnyLake, connection: adbc.Connection) -> None:
-    """Refuse to mix two logs in one lake: the last packet distinguishes them.
-
-    The lake's last row may be a damaged one, with an id that no log knows. The log has it at its place; if
-    the log was repaired since, the last sound packet of the lake is compared instead. The same applies if the
-    log has the row within the batch and none at its end: on days that retention had removed, earlier versions
-    ended batches between rows.
-    """
-    last = next(lake.chain.backwards(), None)
-    if last is None:
-        return
-    place = last.up_to, bytes.fromhex(last.last_packet_id)
-    there = id_at(connection, place[0])
-    if there == place[1]:
-        return
-    is_within = last.after < (sequence_of(connection, place[1]) or 0) < last.up_to
-    if last.quarantined or (there is None and is_within):
-        sound = _last_packet(lake)
-        if sound is None or id_at(connection, sound[0]) == sound[1]:
-            return
-        place = sound
-    sequence, packet_id = place[0], place[1].hex()
-    found = sequence_of(connection, place[1])
-    if found is not None and found != sequence:
-        raise LogError(
-            f"packet 0x{packet_id} is the lake's last at {sequence}, and at {found} in this log: "
-            "it is the log of another relay. Archive it into another lake"
-        )
-    if found is None and log_state(connection).removed_to <= sequence:
-        raise LogError(
-            f"the log does not know the lake's last packet, 0x{packet_id}: it is the log of "
-            "another relay. Archive it into another lake"
-        )
-
-
-def _last_packet(lake: AnyLake) -> tuple[int, bytes] | None:
-    """The place and id of the last row that was not quarantined; None in a lake without such rows."""
-    for manifest in lake.chain.backwards():
-        if manifest.packets:
-            with lake.at_hand([manifest]) as layout:
-                rows = Batch.read(layout, manifest).packets
-            return rows["sequence"][-1].as_py(), rows["packet_id"][-1].as_py()
-    return None

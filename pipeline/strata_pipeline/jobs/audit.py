@@ -41,7 +41,7 @@ from strata_pipeline.lake.witness_checks import surplus_witnesses, witnesses_fau
 from strata_pipeline.lake.witnesses import FirstReceived, ReceivedAt
 from strata_pipeline.log.database import connect, log_state
 from strata_pipeline.planning import parallelism, planned
-from strata_pipeline.transforms.comparing import differences, doubled
+from strata_pipeline.transforms.comparing import differences, doubled, still_held
 from strata_pipeline.transforms.put_aside import sound_rows
 from strata_pipeline.transforms.signatures import keys_by_authors
 from strata_pipeline.transforms.verifying import verify_packets
@@ -129,7 +129,7 @@ def _look(
     bound = _check_batches(spark, lake, days, audited)
     _check_names(lake, days, audited)
     _check_witness_names(lake, bound, audited)
-    check_erasures(lake, relays, audited)
+    erased = check_erasures(lake, relays, audited)
     progress("packets", audited)
     with _damage_told(audited), translate_failures("verifying packets"):
         _verify(spark, lake, days, bootstrap, audited)
@@ -140,6 +140,8 @@ def _look(
     progress("doubles", audited)
     with _damage_told(audited), translate_failures("looking for packets that are there twice"):
         _collect(doubled(packets).withColumn("reason", F.lit("doubled")), "packet", audited)
+        if erased:
+            _collect(still_held(packets, erased), "erasure", audited)
     if url is not None:
         progress("log", audited)
         _compare(spark, lake, packets, there, bound, url, audited)

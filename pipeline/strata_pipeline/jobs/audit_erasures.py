@@ -24,9 +24,9 @@ from strata_pipeline.lake.places import AnyLake
 __all__ = ["check_erasures"]
 
 
-def check_erasures(lake: AnyLake, relays: Collection[str], audited: Audited) -> None:
-    """Check that each tombstone is valid and has a row of which only the place is left. Tombstones are read
-    one day at a time.
+def check_erasures(lake: AnyLake, relays: Collection[str], audited: Audited) -> set[str]:
+    """Check that each tombstone is valid and has a row of which only the place is left; return the ids of all
+    that was erased. Tombstones are read one day at a time.
 
     Anyone who can write to a lake can sign tombstones as some relay: `relays` are those that count, if any
     are given.
@@ -38,6 +38,7 @@ def check_erasures(lake: AnyLake, relays: Collection[str], audited: Audited) -> 
             "from a copy of the lake"
         )
         add_faults([Fault("erasure", "unreached", why)], audited)
+    ids: set[str] = set()
     by_day: dict[int, list[Erasure]] = {}
     for record in lake.erasures.records:
         by_day.setdefault(record.day, []).append(record)
@@ -58,6 +59,7 @@ def check_erasures(lake: AnyLake, relays: Collection[str], audited: Audited) -> 
                 audited.erased += len(stones)
                 found += _miscounted(record, held, sorted(stones), left)
                 left |= stones
+                ids.update(one.packet_id for one in stones.values())
                 found += _foreign(stones.values(), relays, audited)
             for batch in record.batches:
                 if batch.manifest in held:
@@ -79,6 +81,7 @@ def check_erasures(lake: AnyLake, relays: Collection[str], audited: Audited) -> 
             for sequence, one in left.items()
         ]
         audited.found(Counter(f"{one.about}: {one.reason}" for one in found), found)
+    return ids
 
 
 def _foreign(stones: Iterable[Tombstone], relays: Collection[str], audited: Audited) -> Iterator[Finding]:

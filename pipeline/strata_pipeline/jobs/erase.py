@@ -1,8 +1,9 @@
 """`strata-pipeline erase`: erase from the lake what a relay has erased from its log.
 
-The relay's tombstones name the packets. The files of each finished day that still holds such packets are
-rewritten without them; the rows become quarantined rows, empty, as they are in the log. The manifests stay,
-and a record beside the chain says what the batches hold since then (`lake.erasures`).
+The relay's tombstones name the packets. The files of each finished day that still holds such packets, at the
+places of the tombstones or elsewhere, are rewritten without them; the rows become quarantined rows, empty, as
+they are in the log. The manifests stay, and a record beside the chain says what the batches hold since then
+(`lake.erasures`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset as pads
@@ -22,16 +23,17 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.errors import InvalidInput
-from strata.protocol.lake import Erasure, Manifest, day_of, day_text, told
-from strata.protocol.tombstones import read_tombstone
+from strata.protocol.lake import Erasure, Manifest, day_of, day_text, read_tombstone_line, told
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy, LakeError, LogError
+from strata_pipeline.jobs.elsewhere import ErasedIds, Line
 from strata_pipeline.jobs.failures import Refused, translate_failures
 from strata_pipeline.jobs.object_days import Found, RemovedRows, erase_from_day, still_there
 from strata_pipeline.jobs.parts import PartDone, PartWork, packets_there
 from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.jobs.rewriting import rewrite_parts, write_day
+from strata_pipeline.jobs.same_log import check_same_log
 from strata_pipeline.lake import files
 from strata_pipeline.lake.checking import Unit, units_of_day
 from strata_pipeline.lake.contents import UNREADABLE
@@ -47,6 +49,9 @@ from strata_pipeline.lake.rows import checked_files, places_at
 from strata_pipeline.lake.stores.schemes import is_object_place
 from strata_pipeline.log.database import connect, read_tombstones
 from strata_pipeline.transforms.emptying import emptied, erased_batches, held_aside
+
+if TYPE_CHECKING:
+    from adbc_driver_postgresql import dbapi as adbc
 
 __all__ = ["DEFAULT_GRACE", "ErasedFrom", "erase"]
 
@@ -84,9 +89,11 @@ def erase(
     *,
     patience: float = 600.0,
     grace: int = DEFAULT_GRACE,
+    everywhere: bool = True,
     progress: Callable[[ErasedFrom], None] = lambda done: None,
 ) -> ErasedFrom:
-    """Erase from the lake what the relay of this database has erased.
+    """Erase from the lake what the relay of this database has erased: with `everywhere`, at all places that
+    the lake has it at, for which the ids of the whole lake are read, and else at that of its tombstone.
 
     Read access to the tables `packets`, `log_head` and `tombstones` is enough. The files of a day change
     places while no other job of ours reads the lake; if the jobs do not end within `patience` seconds, the
@@ -101,10 +108,11 @@ def erase(
     raises `ObjectStoreError`.
     """
     if is_object_place(path):
-        return _erase_from_bucket(spark, url, str(path), timedelta(seconds=grace), progress)
+        return _erase_from_bucket(spark, url, str(path), timedelta(seconds=grace), everywhere, progress)
     done, refused = ErasedFrom(), Refused(LakeError, LogError)
     with contextlib.closing(connect(url)) as connection, Lake.replace(path) as lake:
-        for day, texts in _by_day(lake, read_tombstones(connection, lake.reached), done):
+        asked = _asked(lake, connection, everywhere, done, refused)
+        for day, texts in _by_day(lake, asked):
             with refused.put_off():
                 found, aside, others, strangers = _still_there(lake, day, _read(texts))
                 done.aside += others
@@ -128,7 +136,12 @@ def erase(
 
 
 def _erase_from_bucket(
-    spark: SparkSession, url: str, place: str, grace: timedelta, progress: Callable[[ErasedFrom], None]
+    spark: SparkSession,
+    url: str,
+    place: str,
+    grace: timedelta,
+    everywhere: bool,
+    progress: Callable[[ErasedFrom], None],
 ) -> ErasedFrom:
     def run(lake: ObjectLake, works: Sequence[PartWork]) -> list[PartDone]:
         with translate_failures("erasing"):
@@ -139,7 +152,8 @@ def _erase_from_bucket(
     with contextlib.closing(connect(url)) as connection, ObjectLake.replace(place, kept) as lake:
         done.deleted = len(lake.left.deleted)
         finished = set(lake.finished_days())
-        for day, texts in _by_day(lake, read_tombstones(connection, lake.reached), done):
+        asked = _asked(lake, connection, everywhere, done, refused)
+        for day, texts in _by_day(lake, asked):
             with refused.put_off():
                 found, others = still_there(lake, day, _read(texts))
                 done.aside += others
@@ -180,19 +194,40 @@ def _refuse(strangers: Sequence[str]) -> None:
         )
 
 
-def _by_day(
-    lake: AnyLake, tombstones: Sequence[tuple[int, bytes]], done: ErasedFrom
-) -> Iterator[tuple[int, list[bytes]]]:
-    """The texts of tombstones, which are given with their places and in order, by day.
+def _asked(
+    lake: AnyLake, connection: adbc.Connection, everywhere: bool, done: ErasedFrom, refused: Refused
+) -> list[Line]:
+    """The lines for all places at which there may be something to erase, in order. If a row has the id of
+    another tombstone than that of its place, its own id counts, and the last line of a place is that."""
+    tombstones = read_tombstones(connection)
+    lines = [(one.sequence, one.text) for one in tombstones if one.sequence <= lake.reached]
+    done.tombstones = len(lines)
+    if tombstones and everywhere:
+        with refused.put_off():
+            # A place distinguishes two relays, and an id does not: both may have had the packet.
+            check_same_log(lake, connection)
+            lines += _elsewhere(lake, ErasedIds(tombstones), refused)
+    return sorted(lines, key=lambda line: line[0])  # the sort is stable
 
-    Tombstones that a record of the lake has are left out: their rows are erased, or the record would not be
+
+def _elsewhere(lake: AnyLake, ids: ErasedIds, refused: Refused) -> list[Line]:
+    found: list[Line] = []
+    for day in lake.days():
+        with refused.put_off():
+            found += ids.elsewhere(lake, day)
+    return found
+
+
+def _by_day(lake: AnyLake, lines: Sequence[Line]) -> Iterator[tuple[int, list[bytes]]]:
+    """The texts of lines, which are given in order, by day.
+
+    Lines that a record of the lake has are left out: their rows are erased, or the record would not be
     valid. Otherwise each run would read again every day from which anything was ever erased.
     """
-    done.tombstones = len(tombstones)
     records: dict[int, list[Erasure]] = {}
     for record in lake.erasures.records:
         records.setdefault(record.day, []).append(record)
-    for day, some in groupby(tombstones, lambda one: day_of(one[0])):
+    for day, some in groupby(lines, lambda one: day_of(one[0])):
         recorded: set[bytes] = set()
         for record in records.get(day, ()):
             with contextlib.suppress(LakeError):  # an audit reports it; here the files are read instead
@@ -202,11 +237,12 @@ def _by_day(
 
 
 def _read(texts: Sequence[bytes]) -> Found:
-    """Tombstones by sequence. Raises `LogError` for a bad one."""
+    """Tombstones by the sequence of the row to be erased, each with its line. Raises `LogError` for a bad
+    one."""
     found = {}
     for text in texts:
         try:
-            tombstone = read_tombstone(text)
+            tombstone, _ = read_tombstone_line(text)
         except InvalidInput as error:
             raise LogError(f"the database has a tombstone that does not hold: {error.reason}") from None
         found[tombstone.sequence] = tombstone, text

@@ -20,10 +20,11 @@ from strata.protocol.lake import (
     Manifest,
     check_erasures,
     decode_erasure,
+    read_tombstone_line,
     seal_erasure,
     told,
 )
-from strata.protocol.tombstones import Tombstone, read_tombstone
+from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.stores.records import Records
@@ -94,15 +95,17 @@ class Erasures:
         return sum(record.erased for record in self.records if record.day == day)
 
     def tombstones(self, record: Erasure) -> Iterator[Tombstone]:
-        """The tombstones of a record, in order of sequence, with verified signatures. Raises `LakeError`."""
+        """The tombstones of a record, with the places of the rows that they stand for, in order of sequence
+        and with verified signatures. Raises `LakeError`."""
         return (tombstone for tombstone, _ in self.signed_tombstones(record))
 
     def signed_tombstones(self, record: Erasure) -> Iterator[tuple[Tombstone, bytes]]:
-        """The same tombstones, each with its text, which includes the signature."""
+        """The same tombstones, each with its text, which includes the signature; the text is empty where the
+        tombstone itself names another place of the packet."""
         path = self._records.place(self._tombstones_of(record))
         for line in self.text_of(record).splitlines():
             try:
-                yield read_tombstone(line), line
+                yield read_tombstone_line(line)
             except InvalidInput as error:
                 raise LakeError(f"{path} has a tombstone that does not hold: {error.reason}") from None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import adbc_driver_postgresql
 import pyarrow as pa
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from adbc_driver_postgresql import dbapi as adbc
 
 __all__ = [
+    "LogTombstone",
     "connect",
     "id_at",
     "last_of",
@@ -159,8 +160,17 @@ def read_span(
             yield from batches
 
 
-def read_tombstones(connection: adbc.Connection, up_to: int) -> list[tuple[int, bytes]]:
-    """The tombstones up to a sequence: places and texts, in order. Empty if the relay has no such table.
+class LogTombstone(NamedTuple):
+    """A tombstone in the log."""
+
+    sequence: int
+    packet_id: bytes
+    """The id as the row has it; the tombstone of a damaged row states another one."""
+    text: bytes
+
+
+def read_tombstones(connection: adbc.Connection) -> list[LogTombstone]:
+    """All tombstones, in order of sequence. Empty if the relay has no such table.
 
     Raises `LogUnavailable`, `LogError`.
     """
@@ -168,8 +178,8 @@ def read_tombstones(connection: adbc.Connection, up_to: int) -> list[tuple[int, 
         cursor.execute("SELECT to_regclass('tombstones') IS NOT NULL")
         if not (cursor.fetchone() or (False,))[0]:
             return []
-        cursor.execute(f"SELECT sequence, body FROM tombstones WHERE sequence <= {up_to} ORDER BY sequence")
-        return [(int(sequence), bytes(body)) for sequence, body in cursor.fetchall()]
+        cursor.execute("SELECT sequence, packet_id, body FROM tombstones ORDER BY sequence")
+        return [LogTombstone(int(at), bytes(name), bytes(text)) for at, name, text in cursor.fetchall()]
 
 
 def literal(value: int | bytes) -> str:

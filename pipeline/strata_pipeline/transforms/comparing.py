@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from strata_pipeline.datasets import Packets, Quarantine
 
-__all__ = ["differences", "doubled", "fingerprints"]
+__all__ = ["differences", "doubled", "fingerprints", "still_held"]
 
 
 def fingerprints(rows: DataFrame) -> DataFrame:
@@ -60,4 +62,18 @@ def doubled(packets: Packets) -> DataFrame:
         .agg(F.count(F.lit(1)).alias("copies"), F.max("sequence").alias("sequence"))
         .where("copies > 1")
         .select("sequence", "packet_id")
+    )
+
+
+def still_held(packets: Packets, erased: Collection[str]) -> DataFrame:
+    """The `sequence`, `packet_id`, `reason` and `detail` of packets that have ids of erased ones, which are
+    given in hex."""
+    rows = packets.frame
+    names = [(bytes.fromhex(name.removeprefix("0x")),) for name in erased]
+    ids = rows.sparkSession.createDataFrame(names, "packet_id binary")
+    why = "it was erased at another place: strata-pipeline erase removes it here too"
+    return (
+        rows.select("sequence", "packet_id")
+        .join(F.broadcast(ids), "packet_id", "left_semi")
+        .withColumns({"reason": F.lit("held"), "detail": F.lit(why)})
     )

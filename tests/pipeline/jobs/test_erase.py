@@ -337,6 +337,26 @@ def test_a_lake_of_another_log_or_a_damaged_one_is_left_alone(spark, original, n
         erase(spark, original[0], tmp_path)
 
 
+def test_a_packet_that_the_log_has_twice_is_erased_at_both_places(spark, new_log, tmp_path):
+    url, lake, copy = new_log(), tmp_path / "lake", tmp_path / "copy"
+    relay_logs.append(url, packets := relay_logs.make_many(4, at=NOON), NOON)
+    sql(url, "DELETE FROM packet_ids")  # as the relay forgets ids, so that an import stores a packet again
+    relay_logs.append(url, [packets[1], *relay_logs.make_many(2, first=9, at=NOON + DAY)], NOON + DAY)
+    relay_logs.append(url, relay_logs.make_many(1, first=20, at=NOON + 2 * DAY), NOON + 2 * DAY)
+    archive(spark, url, lake)
+    copy_lake(lake, copy)
+    relay_logs.erase_authors(url, packets[1].author_id)  # two rows, and one tombstone for their id
+    assert erase(spark, url, lake, everywhere=False).packets == 1
+    assert audit(spark, lake, url=url).counts == {"erasure: held": 1, "log: altered": 1}
+    assert erase(spark, url, lake).packets == 1
+    assert packets[1].canonical not in bodies(lake)
+    audited = audit(spark, lake, url=url)
+    assert (audited.holds, audited.erased) == (True, 2), audited.counts
+    assert erase(spark, url, lake).packets == 0
+    copy_lake(lake, copy)
+    assert bodies(copy) == bodies(lake)
+
+
 def test_a_database_of_before_has_no_tombstones_and_a_forged_one_is_refused(spark, new_log, tmp_path):
     url = new_log()
     relay_logs.append(url, packets := relay_logs.make_many(4, at=NOON), NOON)

@@ -280,7 +280,7 @@ def test_a_day_that_was_written_anew_by_a_run_that_was_killed_is_published_by_th
         run: Callable[[Any], Any] = partial(compacting.compact, Mock())
     else:
         monkeypatch.setattr(erasing, "connect", Mock())
-        monkeypatch.setattr(erasing, "read_tombstones", lambda connection, up_to: [])
+        monkeypatch.setattr(erasing, "read_tombstones", lambda connection: [])
         run = partial(erasing.erase, Mock(), "postgresql://")
     run(path)
     assert set(published_files(path)) == set((path / "packets").rglob("*.parquet"))

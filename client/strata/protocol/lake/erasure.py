@@ -5,17 +5,27 @@ chain keeps proving what it proved. Later erasures are recorded beside the chain
 batches of one day hold now, and names by its hash a file of tombstones signed by the relay, one for each
 erased row (`strata.protocol.tombstones`). The rows keep their sequences, times of receipt and ids, which the
 manifest binds, and move from the packets to the quarantined rows.
+
+A relay signs one tombstone for an id, and a lake may hold a packet at further places: its rows there are
+erased by the same tombstone. Their lines name the place:
+
+    {"received_at":…,"sequence":…,"tombstone":{…}}
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from strata.protocol import canonical
+from strata.protocol.errors import ErrorCode, InvalidInput
+from strata.protocol.fields import integer
 from strata.protocol.lake.manifest import GENESIS, Manifest
 from strata.protocol.lake.sealing import read_sealed, refuse, text_of, with_hash
 from strata.protocol.lake.sequences import is_day
+from strata.protocol.tombstones import Tombstone, read_tombstone
 
 __all__ = [
     "ErasedBatch",
@@ -23,11 +33,14 @@ __all__ = [
     "check_erasures",
     "decode_erasure",
     "encode_erasure",
+    "line_elsewhere",
+    "read_tombstone_line",
     "seal_erasure",
     "told",
 ]
 
 _FORMAT = 1
+_BEGINS_ELSEWHERE = b'{"received_at":'
 
 
 class ErasedBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +67,8 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Unix seconds by the writer's clock. Informative."""
     batches: list[ErasedBatch]
     tombstones: str
-    """BLAKE3-256 of the file of tombstones: each in canonical form, in order of sequence, and a newline."""
+    """BLAKE3-256 of the file of tombstones: a line for each row, in canonical form and in order of sequence,
+    and a newline."""
     erased: int
     """The number of packets erased: one for each tombstone, except those of rows that were already
     quarantined when they were archived. Of an erased row only the place remains."""
@@ -89,6 +103,32 @@ def check_erasures(erasures: Iterable[Erasure]) -> None:
         if (erasure.number, erasure.previous) != (number, previous):
             refuse(f"erasure {number}", "it is missing, or does not follow the one before")
         previous = erasure.hash
+
+
+def line_elsewhere(tombstone: bytes, sequence: int, received_at: int) -> bytes:
+    """The line for a row with the id of a tombstone, given as its text, at another place than that names.
+
+    The time of receipt is that of `strata.protocol.tombstones.told_place`.
+    """
+    told, _ = canonical.parse(tombstone)
+    return canonical.encode({"received_at": received_at, "sequence": sequence, "tombstone": told})
+
+
+def read_tombstone_line(line: bytes) -> tuple[Tombstone, bytes]:
+    """The tombstone in a line of a record's file, with the place of the row that it stands for; and its text,
+    which is empty if the tombstone itself names another place.
+
+    Raises `InvalidInput` for a line that does not hold a tombstone with a valid signature.
+    """
+    if not line.startswith(_BEGINS_ELSEWHERE):
+        return read_tombstone(line), line
+    value, _ = canonical.parse(line)
+    members = value if isinstance(value, dict) else {}
+    sequence, received_at = integer(members.get("sequence")), integer(members.get("received_at"))
+    if len(members) != 3 or sequence is None or received_at is None:
+        raise InvalidInput(ErrorCode.INVALID_SCHEMA, "not a tombstone with a place")
+    tombstone = read_tombstone(canonical.encode(members.get("tombstone")))
+    return dataclasses.replace(tombstone, sequence=sequence, received_at=received_at), b""
 
 
 def told(manifests: Iterable[Manifest], erasures: Sequence[Erasure]) -> list[Manifest]:

@@ -151,11 +151,15 @@ class ObjectStore:
         with self._told(name):
             return bytes(obstore.get(self._store(), name).bytes())
 
+    def get_range(self, name: str, start: int, end: int) -> bytes:
+        """The bytes of an object from `start` up to `end`, of which there is one at least. Raises
+        `FileNotFoundError`."""
+        with self._told(name):
+            return bytes(obstore.get_range(self._store(), name, start=start, end=end))
+
     def get_end(self, name: str, size: int, most: int) -> bytes:
         """The last bytes of an object of this size. Raises `FileNotFoundError`."""
-        start = max(0, size - most)
-        with self._told(name):
-            return bytes(obstore.get_range(self._store(), name, start=start, end=size))
+        return self.get_range(name, max(0, size - most), size)
 
     def get_all(self, names: Iterable[str]) -> Iterator[bytes]:
         """The bytes of each object, in this order, read several at a time. Raises `FileNotFoundError`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 from strata_pipeline.lake.thrift import decode
@@ -47,6 +48,22 @@ def test_what_was_encoded_is_decoded_from_any_place():
 def test_anything_else_is_refused(data):
     with pytest.raises(ValueError):
         decode(data)
+
+
+@pytest.mark.parametrize(
+    "one", [b"\x00", b"\x15\x02\x00", b"\x19\x0c\x00"], ids=["empty", "a number", "a list"]
+)
+def test_memory_is_bounded_before_it_is_needed(one):
+    """One byte can stand for a value that takes a hundred."""
+    size = 2**20 + 1
+    length = bytes([size & 127 | 128, size >> 7 & 127 | 128, size >> 14])
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="more than 1,048,576 values"):
+            decode(b"\x19\xfc" + length + one * size + b"\x00")
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
 
 
 def test_whatever_the_bytes_are_they_are_decoded_or_refused():

@@ -44,6 +44,7 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import Folders, listed, span_over
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import AnyLake
+from strata_pipeline.lake.retired import not_retired
 from strata_pipeline.lake.rewrite_attempts import ERASED_GRACE, Grace
 from strata_pipeline.lake.rows import checked_files, places_at
 from strata_pipeline.lake.stores.schemes import is_object_place
@@ -79,7 +80,8 @@ class ErasedFrom:
     emptied: int = 0
     """Quarantined rows, damaged before they were archived, of which only the place is left now."""
     copies: list[str] = field(default_factory=list)
-    """Folders in `_aside`, which may hold copies of what was erased; nothing is deleted there."""
+    """Folders in `_aside`, and those in `_retired` that are not the lake's own. They may hold copies of what
+    was erased, and are not deleted."""
 
 
 def erase(
@@ -130,7 +132,8 @@ def erase(
                 progress(done)
                 _refuse(strangers)
         publish_rewritten(path)
-        done.copies = [str(folder) for folder in listed(lake.aside)] if done.days else []
+        if done.days:
+            done.copies = [str(folder) for folder in (*listed(lake.aside), *not_retired(lake))]
     refused.tell(_told(done))
     return done
 

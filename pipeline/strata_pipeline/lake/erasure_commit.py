@@ -15,7 +15,8 @@ from strata.protocol.lake import Erasure, decode_erasure, encode_erasure
 
 from strata_pipeline.errors import LakeBusy
 from strata_pipeline.lake import files
-from strata_pipeline.lake.layout import LakeLayout
+from strata_pipeline.lake.layout import LakeLayout, is_stray, listed
+from strata_pipeline.lake.retired import retired
 
 __all__ = ["RECORD", "TOMBSTONES", "finish_erasure", "mark", "place_erasure", "put_record"]
 
@@ -82,10 +83,14 @@ def finish_erasure(lake: LakeLayout) -> Erasure | None:
     if not (lake.erased / lake.erasures.names(record.number)[0]).exists():
         put_record(lake, record, (staged / TOMBSTONES).read_bytes())
     # The old files hold what was to be erased: unlike after a compaction, none are kept.
-    for old in lake.retired.glob(f"{day}.*"):
-        files.remove(old)
+    for old in list(retired(lake)):
+        if old.day == day:
+            files.remove(old.folder)
     files.remove_if_empty(lake.retired)
     for root in (lake.packets, lake.quarantine):
+        # What came into the folder of the day since it was written anew is not the lake's.
+        for stray in filter(is_stray, listed(staged / root.name / day)):
+            files.move(stray, lake.aside, f"{root.name}-{day}-{stray.name}")
         files.remove(staged / root.name)
     files.remove(staged)
     files.remove_if_empty(lake.staging)

@@ -7,7 +7,6 @@ run deletes them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -18,14 +17,13 @@ from strata_pipeline.lake import files
 from strata_pipeline.lake.checking import Unit, unit_faults
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.layout import listed, span_over
-from strata_pipeline.lake.recovery import retire
+from strata_pipeline.lake.layout import span_over
+from strata_pipeline.lake.retired import retire, retired
 
 __all__ = ["Check", "check_day", "check_own", "delete_retired", "replace_day", "staged_day"]
 
 Check = Callable[[Unit], Iterable[Fault]]
 """Finds the faults of files, in this process or in tasks."""
-_RETIRED = re.compile(r"(day=\d{4}-\d\d-\d\d)\.(\d+)(\.\d+)?")
 
 
 def staged_day(lake: Lake, day: int) -> Path:
@@ -70,12 +68,10 @@ def delete_retired(lake: Lake, now: int, grace: int) -> int:
     Files of a day are deleted only if the day itself is there.
     """
     deleted = 0
-    for folder in listed(lake.retired):
-        match = _RETIRED.fullmatch(folder.name)
-        if match is None or now - int(match[2]) < grace or not (lake.packets / match[1]).is_dir():
-            continue
-        files.remove(folder)
-        deleted += 1
+    for one in list(retired(lake)):
+        if now - one.at >= grace and (lake.packets / one.day).is_dir():
+            files.remove(one.folder)
+            deleted += 1
     files.remove_if_empty(lake.retired)
     return deleted
 

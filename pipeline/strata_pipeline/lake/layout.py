@@ -34,6 +34,7 @@ __all__ = [
     "Folders",
     "LakeLayout",
     "batch_path",
+    "is_stray",
     "is_visible",
     "listed",
     "span_of",
@@ -173,12 +174,7 @@ class LakeLayout(LakeState):
             if not (folder.is_dir() and _DAY.fullmatch(folder.name)):
                 found.append(folder)
                 continue
-            found += [
-                one
-                for one in listed(folder)
-                if not (one.is_dir() and BATCH.fullmatch(one.name))
-                and (is_visible(one.name) or _has_parquet(one))
-            ]
+            found += filter(is_stray, listed(folder))
         return found
 
     def _visible(self, day: int | None) -> list[Path]:
@@ -193,6 +189,12 @@ class LakeLayout(LakeState):
 def listed(folder: Path) -> Sequence[Path]:
     """The contents of a folder, sorted by name; empty if there is no such folder."""
     return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def is_stray(path: Path) -> bool:
+    """Whether something in the folder of a day is no batch, and some reader sees it."""
+    is_batch = path.is_dir() and BATCH.fullmatch(path.name) is not None
+    return not is_batch and (is_visible(path.name) or _has_parquet(path))
 
 
 def is_visible(name: str) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,9 +33,10 @@ from strata_pipeline.lake.layout import (
     listed,
     span_of,
 )
+from strata_pipeline.lake.retired import retire
 from strata_pipeline.lake.rows import digest_of, read_places
 
-__all__ = ["recover_batches", "recover_days", "retire"]
+__all__ = ["recover_batches", "recover_days"]
 
 _STAGED_DAY = re.compile(r"(day=\d{4}-\d\d-\d\d)(\.old)?")
 _DAY_ASIDE = re.compile(r"_(day=\d{4}-\d\d-\d\d)\.aside")  # the name that an earlier version used
@@ -98,11 +98,6 @@ def recover_days(lake: LakeLayout) -> list[Path]:
     moved += _recover_chain(lake)
     files.remove_if_empty(lake.staging)
     return moved
-
-
-def retire(lake: LakeLayout, folder: Path, day: str) -> Path:
-    """Keep replaced files of a day, `day=2026-11-21`, for readers that have begun to read them."""
-    return files.move(folder, lake.retired, f"{day}.{int(time.time())}")
 
 
 def _recover_chain(lake: LakeLayout) -> list[Path]:

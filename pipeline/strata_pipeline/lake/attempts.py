@@ -35,6 +35,7 @@ from strata.protocol.lake import (
 from strata_pipeline.errors import ObjectStoreError
 from strata_pipeline.lake.layout import batch_path
 from strata_pipeline.lake.state import LakeState
+from strata_pipeline.lake.stores.limits import BATCH_LISTING_BYTES, RECORD_BYTES
 from strata_pipeline.lake.stores.objects import ObjectStore
 
 __all__ = [
@@ -136,8 +137,8 @@ def records(
     """The records of attempts whose names match a pattern, each with the match."""
     for match in filter(None, map(pattern.fullmatch, store.keys(ATTEMPTS))):
         try:
-            told = msgspec.json.decode(store.get(match[0]), type=kind)
-        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+            told = msgspec.json.decode(store.get(match[0], RECORD_BYTES), type=kind)
+        except (FileNotFoundError, LakeError, msgspec.DecodeError, UnicodeDecodeError):
             continue  # it has just been forgotten, or is not ours
         yield match, told
 
@@ -215,13 +216,16 @@ def _unnamed(store: ObjectStore, lake: LakeState, attempt: Attempt, is_over: boo
     if is_over:
         manifest = lake.chain.one(attempt.number)
         committed = f"{LISTINGS}/{listing_name(manifest)}"
-        listing = decode_listing(store.get(committed), committed)
+        listing = decode_listing(store.get(committed, BATCH_LISTING_BYTES), committed)
         unnamed = sorted(set(unnamed) - {one.name for one in listing.objects})
         unnamed += _other_witnesses(store, manifest)
     begin = f"{LISTINGS}/{attempt.number:010}-"
     for name in takewhile(lambda one: one.startswith(begin), store.keys(LISTINGS, begin)):
         with contextlib.suppress(LakeError):
-            if name != committed and decode_listing(store.get(name), name).attempt == attempt.name:
+            if (
+                name != committed
+                and decode_listing(store.get(name, BATCH_LISTING_BYTES), name).attempt == attempt.name
+            ):
                 unnamed.append(name)
     return unnamed
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from typing import Final
 
 from blake3 import blake3
 from strata.protocol.errors import InvalidInput
@@ -27,9 +28,13 @@ from strata.protocol.lake import (
 from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.errors import LakeError
+from strata_pipeline.lake.stores.limits import DAY_RECORD_BYTES, ROWS_BYTES
 from strata_pipeline.lake.stores.records import Records
 
 __all__ = ["Erasures"]
+
+_LINE_BYTES: Final = 1024
+"""The most bytes of a line: a tombstone has 420, and 90 more at another place than its own."""
 
 
 class Erasures:
@@ -43,7 +48,7 @@ class Erasures:
         """Read and check them. Raises `LakeError`."""
         # Some systems put a file `._name` beside each file that they copy.
         names = [name for name in self._records.names() if name.endswith(".json") and name[0] not in "._"]
-        texts = self._records.read_all(names)
+        texts = self._records.read_all(names, DAY_RECORD_BYTES)
         try:
             self.records = [
                 decode_erasure(text, f"_erased/{name}") for text, name in zip(texts, names, strict=True)
@@ -113,7 +118,7 @@ class Erasures:
         """The file of a record's tombstones, checked against the record's hash. Raises `LakeError`."""
         name = self._tombstones_of(record)
         try:
-            text = self._records.read(name)
+            text = self._records.read(name, _most_bytes(record))
         except OSError as error:
             raise LakeError(f"the lake's tombstones cannot be read: {error}") from None
         if blake3(text).hexdigest() != record.tombstones:
@@ -123,3 +128,9 @@ class Erasures:
 
     def _tombstones_of(self, record: Erasure) -> str:
         return self.names(record.number)[1]
+
+
+def _most_bytes(record: Erasure) -> int:
+    """The most bytes of a record's tombstones: one for each packet, and for some quarantined rows."""
+    rows = record.erased + sum(batch.quarantined for batch in record.batches)
+    return min(ROWS_BYTES, rows * _LINE_BYTES)

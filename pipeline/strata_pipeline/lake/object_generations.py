@@ -33,6 +33,7 @@ from strata.protocol.lake import (
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.erasures import Erasures
+from strata_pipeline.lake.stores.limits import DAY_RECORD_BYTES
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.records import ObjectRecords
 
@@ -57,7 +58,7 @@ class Generations:
         """Read and check them. Raises `LakeError`."""
         names = self._records.names()
         try:
-            texts = self._records.read_all(names)
+            texts = self._records.read_all(names, DAY_RECORD_BYTES)
             found = [
                 decode_generation(text, f"{GENERATIONS}/{name}")
                 for text, name in zip(texts, names, strict=True)
@@ -116,7 +117,8 @@ class Generations:
     def _listing(self, generation: Generation) -> DayListing:
         name = day_listing_name(generation.day, generation.attempt)
         try:
-            listing = decode_day_listing(self._store.get(f"{DAY_LISTINGS}/{name}"), name)
+            text = self._store.get(f"{DAY_LISTINGS}/{name}", DAY_RECORD_BYTES)
+            listing = decode_day_listing(text, name)
         except FileNotFoundError as error:
             raise LakeError(f"the objects of a day cannot be told: {error}") from None
         if listing.hash != generation.listing:

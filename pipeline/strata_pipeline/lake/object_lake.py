@@ -79,6 +79,7 @@ from strata_pipeline.lake.rewrite_attempts import (
     sweep_days,
 )
 from strata_pipeline.lake.state import LakeState
+from strata_pipeline.lake.stores.limits import BATCH_LISTING_BYTES
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.records import ObjectRecords
 from strata_pipeline.lake.stores.shelves import Bucket
@@ -536,7 +537,7 @@ class ObjectLake(LakeState):
         missing = [name for name in wanted if name not in self._listings]
         if len(self._listings) > _KEPT:
             self._listings, missing = {}, list(wanted)
-        texts = self.store.get_all(f"{LISTINGS}/{name}" for name in missing)
+        texts = self.store.get_all((f"{LISTINGS}/{name}" for name in missing), BATCH_LISTING_BYTES)
         try:
             for name, text in zip(missing, texts, strict=True):
                 listing = decode_listing(text, name)

@@ -75,6 +75,9 @@ def _faults(witnesses: Witnesses, manifest: Manifest, rows: pa.Table) -> Iterato
     except OSError as error:
         yield Fault("witness", "unreadable", f"{file}: {error}", manifest.up_to, file=file)
         return
+    except LakeError as error:
+        yield Fault("witness", "malformed", str(error), manifest.up_to, file=file)
+        return
     if witnesses_hash(text) != manifest.witnesses:
         why = f"{file}, of {name}, has other bytes than were written"
         yield Fault("witness", "changed", why, manifest.up_to, file=file)

@@ -14,8 +14,17 @@ from typing import NamedTuple, Self, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from strata.protocol.lake import WITNESSES, LakeError, Manifest, read_witnesses, witnesses_name
+from strata.protocol.lake import (
+    WITNESSED,
+    WITNESSES,
+    LakeError,
+    Manifest,
+    most_witnesses_bytes,
+    read_witnesses,
+    witnesses_name,
+)
 
+from strata_pipeline.lake.stores.limits import ROWS_BYTES
 from strata_pipeline.lake.stores.records import Records
 
 __all__ = ["NO_TIMES", "FirstReceived", "ReceivedAt", "Times", "Witnesses", "as_received"]
@@ -81,8 +90,10 @@ class Witnesses:
         return self._records.names()
 
     def read(self, manifest: Manifest) -> bytes:
-        """The file of a batch that has one, as it is. Raises OSError, `ObjectStoreError`."""
-        return self._records.read(witnesses_name(manifest))
+        """The file of a batch that has one, as it is. Raises OSError, `ObjectStoreError`, and `LakeError` for
+        a file that is too long for the rows of the batch."""
+        most = most_witnesses_bytes(manifest.packets + manifest.quarantined)
+        return self._records.read(witnesses_name(manifest), min(ROWS_BYTES, most))
 
     def text_of(self, manifest: Manifest) -> bytes:
         """The file of a batch, empty for a batch without one.
@@ -111,14 +122,16 @@ class Witnesses:
 class FirstReceived:
     """When rows of some batches were first received anywhere: what a relay judges keys by.
 
-    Files are read where rows need them, and the last few are kept.
+    Files are read where rows need them, and the last few are kept. Tasks get this for tens of thousands of
+    batches: 64 bytes for each are sent, and not its manifest.
     """
 
     def __init__(self, witnesses: Witnesses, manifests: Iterable[Manifest]) -> None:
         self._witnesses = witnesses
-        self._bound = [one for one in manifests if one.witnesses]
-        self._after = np.array([one.after for one in self._bound], np.int64)
-        self._up_to = np.array([one.up_to for one in self._bound], np.int64)
+        bound = [one for one in manifests if one.witnesses]
+        self._hashes = b"".join(bytes.fromhex(one.witnesses) for one in bound)
+        told = [(one.number, one.after, one.up_to, one.packets + one.quarantined) for one in bound]
+        self._told = np.array(told, np.int64).reshape(-1, 4)
         self._read: dict[int, Times] = {}
 
     def of(self, sequences: pa.Array, received_at: pa.Array) -> pa.Array:
@@ -128,30 +141,52 @@ class FirstReceived:
         """
         places = _places(sequences)
         times, is_known = np.zeros(len(places), np.int64), np.zeros(len(places), np.bool_)
-        for manifest, rows in self._concerned(places):
-            times[rows], is_known[rows] = self._times(manifest).find(places[rows])
+        for batch, rows in self._concerned(places):
+            times[rows], is_known[rows] = self._times(batch).find(places[rows])
         return pc.if_else(pa.array(is_known), pa.array(times), received_at)
 
-    def _concerned(self, places: _Numbers) -> Iterator[tuple[Manifest, _Numbers]]:
-        """The batches with files that have any of these rows, each with the numbers of its rows."""
-        if not self._bound:
+    def _concerned(self, places: _Numbers) -> Iterator[tuple[int, _Numbers]]:
+        """The batches with files, by their place here, that have any of these rows, each with the numbers of
+        its rows."""
+        if not len(self._told):
             return
-        last = np.searchsorted(self._after, places) - 1  # of the batches that begin below each row
-        rows = np.flatnonzero((last >= 0) & (places <= self._up_to[last]))
+        after, up_to = self._told[:, 1], self._told[:, 2]
+        last = np.searchsorted(after, places) - 1  # of the batches that begin below each row
+        rows = np.flatnonzero((last >= 0) & (places <= up_to[last]))
         rows = rows[np.argsort(last[rows], kind="stable")]
         numbers, begins = np.unique(last[rows], return_index=True)
         parts = pairwise([*begins.tolist(), len(rows)])
         for number, (begin, end) in zip(numbers.tolist(), parts, strict=True):
-            yield self._bound[number], rows[begin:end]
+            yield number, rows[begin:end]
 
-    def _times(self, manifest: Manifest) -> Times:
-        times = self._read.pop(manifest.number, None)
+    def _times(self, batch: int) -> Times:
+        times = self._read.pop(batch, None)
         if times is None:
-            times = self._witnesses.times_of([manifest])
-        self._read[manifest.number] = times  # as the newest
+            times = self._witnesses.times_of([self._manifest(batch)])
+        self._read[batch] = times  # as the newest
         if len(self._read) > _KEPT:
             del self._read[next(iter(self._read))]
         return times
+
+    def _manifest(self, batch: int) -> Manifest:
+        """As much of the manifest of a batch as concerns its file."""
+        number, after, up_to, rows = self._told[batch].tolist()
+        return Manifest(
+            format=WITNESSED,
+            number=number,
+            after=after,
+            up_to=up_to,
+            packets=rows,
+            quarantined=0,
+            rows="",
+            body_bytes=0,
+            kinds={},
+            last_packet_id="",
+            last_received_at=0,
+            written_at=0,
+            previous="",
+            witnesses=self._hashes[32 * batch : 32 * batch + 32].hex(),
+        )
 
 
 def _places(sequences: pa.Array) -> _Numbers:

@@ -63,7 +63,7 @@ def test_rows_with_an_erased_id_are_erased_at_any_place(in_memory, tmp_path):
         (place(2), b""),
         (place(5), b""),
     ], "a restore has no tombstone for these places"
-    next((tmp_path / "packets").rglob("*.parquet")).write_bytes(b"torn")
+    next(Lake.open(tmp_path).day_folder(DAY).rglob("*.parquet")).write_bytes(b"torn")
     with pytest.raises(LakeError, match=r"2024-10-04 has a file that cannot be read: .*not known"):
         ids.elsewhere(Lake.open(tmp_path), DAY)
 

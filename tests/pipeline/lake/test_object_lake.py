@@ -370,9 +370,9 @@ def _reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the objects read from now on."""
     read, get = list[str](), ObjectStore.get
 
-    def told(store: ObjectStore, name: str) -> bytes:
+    def told(store: ObjectStore, name: str, most: int | None = None) -> bytes:
         read.append(name)
-        return get(store, name)
+        return get(store, name, most)
 
     monkeypatch.setattr(ObjectStore, "get", told)
     return read

@@ -28,6 +28,7 @@ __all__ = [
     "WITNESSES",
     "decode_witnesses",
     "encode_witnesses",
+    "most_witnesses_bytes",
     "read_witnesses",
     "witnesses_hash",
     "witnesses_name",
@@ -47,10 +48,15 @@ def encode_witnesses(rows: Iterable[tuple[int, int]]) -> bytes:
     return _HEAD + lines.encode() if lines else b""
 
 
+def most_witnesses_bytes(rows: int) -> int:
+    """The most bytes of the file of a batch with so many rows."""
+    return len(_HEAD) + rows * _LONGEST
+
+
 def decode_witnesses(text: bytes, name: str, most_rows: int) -> list[tuple[int, int]]:
     """The rows of a file, of which there may be `most_rows`. Raises `LakeError` with this `name` for any text
     that `encode_witnesses` does not make."""
-    if len(text) > len(_HEAD) + most_rows * _LONGEST:
+    if len(text) > most_witnesses_bytes(most_rows):
         refuse(name, f"it is too long for a batch of {most_rows} rows")
     try:
         pairs = (line.split(b",") for line in text.splitlines()[1:])

@@ -25,6 +25,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
 from strata_pipeline.errors import ObjectStoreError, UsageError
+from strata_pipeline.lake.stores.limits import check_size
 from strata_pipeline.lake.stores.schemes import SCHEME
 
 __all__ = ["ObjectStore", "Stored", "several"]
@@ -146,10 +147,13 @@ class ObjectStore:
         """Where an object is, for messages."""
         return SCHEME + "/".join(part for part in (self.bucket, self.prefix, name) if part)
 
-    def get(self, name: str) -> bytes:
-        """The bytes of an object. Raises `FileNotFoundError`."""
+    def get(self, name: str, most: int | None = None) -> bytes:
+        """The bytes of an object. Raises `FileNotFoundError`, and `LakeError` if it has more than `most`."""
         with self._told(name):
-            return bytes(obstore.get(self._store(), name).bytes())
+            found = obstore.get(self._store(), name)
+            if most is not None:
+                check_size(self.url(name), found.meta["size"], most)
+            return bytes(found.bytes())
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
         """The bytes of an object from `start` up to `end`, of which there is one at least. Raises
@@ -161,11 +165,11 @@ class ObjectStore:
         """The last bytes of an object of this size. Raises `FileNotFoundError`."""
         return self.get_range(name, max(0, size - most), size)
 
-    def get_all(self, names: Iterable[str]) -> Iterator[bytes]:
-        """The bytes of each object, in this order, read several at a time. Raises `FileNotFoundError`."""
+    def get_all(self, names: Iterable[str], most: int | None = None) -> Iterator[bytes]:
+        """The bytes of each object, in this order, read several at a time. Raises as `get` does."""
         left = iter(names)
         while some := list(islice(left, 4 * _AT_ONCE)):
-            yield from several(self.get, some)
+            yield from several(lambda name: self.get(name, most), some)
 
     def exists(self, name: str) -> bool:
         """Whether there is an object with this name."""

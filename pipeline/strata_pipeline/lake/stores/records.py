@@ -1,7 +1,8 @@
 """Small files that are written once and as a whole: manifests, summaries, records of erasures.
 
 The few operations are the same on a disk and in a bucket, so that a chain need not know where it lies. They
-raise OSError for a file that does not exist or cannot be read.
+raise OSError for a file that does not exist or cannot be read. Whoever reads says how many bytes there may
+be: an audit must survive what a stranger has put into a copy.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from strata_pipeline.lake import files
+from strata_pipeline.lake.stores.limits import RECORD_BYTES, check_size
 from strata_pipeline.lake.stores.objects import ObjectStore
 
 __all__ = ["DiskRecords", "ObjectRecords", "Records"]
@@ -40,11 +42,11 @@ class Records(Protocol):
     def has_any(self, names: Sequence[str]) -> bool:
         """Whether any of these names, which are in order, exists."""
 
-    def read(self, name: str) -> bytes:
-        """The contents of a file."""
+    def read(self, name: str, most: int = RECORD_BYTES) -> bytes:
+        """The contents of a file. Raises `LakeError` if it has more than `most` bytes."""
 
-    def read_all(self, names: Iterable[str]) -> Iterator[bytes]:
-        """The contents of each file, in this order, not all in memory at once."""
+    def read_all(self, names: Iterable[str], most: int = RECORD_BYTES) -> Iterator[bytes]:
+        """The contents of each file, in this order, not all in memory at once. Raises as `read` does."""
 
     def replace(self, name: str, content: bytes) -> None:
         """Write a file, replacing any other."""
@@ -75,11 +77,13 @@ class DiskRecords:
     def has_any(self, names: Sequence[str]) -> bool:
         return any(map(self._exists, names))
 
-    def read(self, name: str) -> bytes:
-        return (self.folder / name).read_bytes()
+    def read(self, name: str, most: int = RECORD_BYTES) -> bytes:
+        with (self.folder / name).open("rb") as file:
+            check_size(file.name, os.fstat(file.fileno()).st_size, most)
+            return file.read()
 
-    def read_all(self, names: Iterable[str]) -> Iterator[bytes]:
-        return map(self.read, names)
+    def read_all(self, names: Iterable[str], most: int = RECORD_BYTES) -> Iterator[bytes]:
+        return (self.read(name, most) for name in names)
 
     def replace(self, name: str, content: bytes) -> None:
         path = self.folder / name
@@ -125,11 +129,11 @@ class ObjectRecords:
     def has_any(self, names: Sequence[str]) -> bool:
         return not set(names).isdisjoint(self._names(self._folder, names[0]))
 
-    def read(self, name: str) -> bytes:
-        return self._store.get(self._key(name))
+    def read(self, name: str, most: int = RECORD_BYTES) -> bytes:
+        return self._store.get(self._key(name), most)
 
-    def read_all(self, names: Iterable[str]) -> Iterator[bytes]:
-        return self._store.get_all(map(self._key, names))
+    def read_all(self, names: Iterable[str], most: int = RECORD_BYTES) -> Iterator[bytes]:
+        return self._store.get_all(map(self._key, names), most)
 
     def replace(self, name: str, content: bytes) -> None:
         self._store.put(self._key(name), content)

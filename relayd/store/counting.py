@@ -45,7 +45,11 @@ SELECT coalesce(sum(last - places), 0)::bigint FROM days
 # A day begins with 1 and leaves no place out. Packets of older days that retention spared are left out. Rows
 # alone do not show where a day ends: the duplicate index also counts and, for the last day, the head.
 _ROWS: Final = "SELECT sequence, packet_id, body FROM packets WHERE sequence > $1 ORDER BY sequence LIMIT $2"
-_BURIED: Final = "SELECT count(*) FROM tombstones WHERE packet_id = ANY ($1::bytea[])"
+_BURIED: Final = (
+    "SELECT count(*) FROM unnest($1::bytea[]) AS one (packet_id)"
+    " WHERE EXISTS (SELECT FROM tombstones AS t WHERE t.packet_id = one.packet_id)"
+)
+"""Of the rows, of which two may have one id: an id has one tombstone."""
 _MAY_ASK: Final = "SELECT has_function_privilege('pg_control_system()', 'EXECUTE')"
 _SYSTEM: Final = "SELECT system_identifier FROM pg_control_system()"
 _BEYOND: Final = "SELECT count(*) FROM packets WHERE sequence > $1"

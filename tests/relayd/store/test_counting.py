@@ -45,6 +45,23 @@ async def test_each_kind_of_loss_is_counted_as_what_it_is(store: Store, sql: asy
     assert await packets_beyond(store.url, head - 2) == 2
 
 
+async def test_a_packet_that_the_log_has_had_twice_is_counted_as_erased_twice(
+    store: Store, sql: asyncpg.Connection
+):
+    row = row_of(make(new_identity(), "1"))
+    await store.append([row], NOW)
+    await sql.execute(
+        "DELETE FROM packet_ids"
+    )  # it was forgotten, and an import has brought the packet again
+    await store.append([row], NOW)
+    eraser = Eraser(store.url, Identity(bytes(32)))
+    await eraser.erase(
+        SubjectKind.AUTHOR, [row.author_id], reason="asked for", actor="ann", via="command", now=NOW
+    )
+    counted = await count_log(store.url)
+    assert (counted.packets, counted.erased, counted.damaged) == (0, 2, 0)
+
+
 async def test_what_is_missing_at_the_end_of_a_day_or_with_all_of_it_is_counted(
     store: Store, sql: asyncpg.Connection
 ):

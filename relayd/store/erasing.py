@@ -39,11 +39,15 @@ _OF_AUTHOR: Final = (
     " ORDER BY sequence LIMIT $4 FOR UPDATE"
 )
 _BY_ID: Final = (
-    "SELECT p.sequence, p.received_at, p.packet_id FROM packet_ids AS i"
-    " JOIN packets AS p ON p.sequence = i.sequence AND p.packet_id = i.packet_id"
-    " WHERE i.packet_id = ANY ($1::bytea[]) AND p.content_type <> ALL ($2::bytea[])"
-    " AND octet_length(p.body) > 0 ORDER BY p.sequence FOR UPDATE OF p"
+    "SELECT p.sequence, p.received_at, p.packet_id FROM packets AS p"
+    " WHERE p.packet_id = ANY ($1::bytea[]) AND p.author_id IN (SELECT found.author_id FROM packet_ids AS i"
+    " JOIN packets AS found ON found.sequence = i.sequence AND found.packet_id = i.packet_id"
+    " WHERE i.packet_id = ANY ($1::bytea[]) AND octet_length(found.body) > 0)"
+    " AND p.content_type <> ALL ($2::bytea[]) AND octet_length(p.body) > 0"
+    " ORDER BY p.sequence FOR UPDATE OF p"
 )
+"""The index knows one row of an id. Others, from before the id was forgotten, are found among those of the
+author, which have an index of their own."""
 _SPARED_OF_AUTHOR: Final = (
     "SELECT count(*) FROM packets WHERE author_id = $1 AND content_type = ANY ($2::bytea[])"
 )

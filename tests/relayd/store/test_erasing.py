@@ -107,6 +107,22 @@ async def test_a_damaged_row_is_erased_and_has_a_tombstone_that_holds(
     assert (tombstone.packet_id, tombstone.received_at) == told_place(*place)
 
 
+@pytest.mark.parametrize("kind", [SubjectKind.PACKET, SubjectKind.AUTHOR])
+async def test_a_packet_that_the_log_has_twice_is_erased_at_both_places(
+    store: Store, packet, sql: asyncpg.Connection, kind: SubjectKind
+):
+    made = packet(1, author=ALICE)
+    await store.append([made], NOW)
+    await sql.execute(
+        "DELETE FROM packet_ids"
+    )  # it was forgotten, and an import has brought the packet again
+    await store.append([made, packet(2, author=ALICE)], NOW)
+    subject = f"0x{made.packet_id.hex()}" if kind is SubjectKind.PACKET else ALICE
+    assert (await erase(store, kind, subject)).packets == (2 if kind is SubjectKind.PACKET else 3)
+    left = await sql.fetch("SELECT body FROM packets WHERE packet_id = $1", made.packet_id)
+    assert [row["body"] for row in left] == [b"", b""]
+
+
 async def test_what_carries_keys_is_never_erased(store: Store, packet):
     await store.append(
         [packet(n, author=ALICE, type=type_) for n, type_ in enumerate(sorted(IDENTITY_TYPES))], NOW

@@ -149,15 +149,10 @@ def judge(place: PacketPlace, known: KnownPlaces) -> tuple[Fate, str]:
             return Fate.REFUSE, f"the log received it at {received_at}, and not at {place.received_at}"
         if row.is_spared:
             return Fate.SPARE, ""
-    if (other := known.buried.get(name, at)) != at:
-        return (
-            Fate.REFUSE,
-            f"it was erased at {other}, and an id has one tombstone: it is for every place in a lake",
-        )
     if known.tombstones.get(at, name) != name:
         return Fate.REFUSE, f"the tombstone there is that of {known.tombstones[at]}"
     if name in known.buried and not (row is not None and row.is_full):
-        return Fate.ALREADY, ""
+        return Fate.ALREADY, ""  # an id has one tombstone, which is for every place in a lake
     if row is not None:
         return Fate.ERASE, ""
     why = _contradicted(place, known)
@@ -336,17 +331,17 @@ async def _write(
     )
     await connection.execute(EMPTY_ROWS, [sequence for sequence in sequences if sequence in known.rows])
     # Nothing is recorded of days before the log's: the duplicate index has no partition for these.
-    forgotten = [
-        place
-        for place, _ in taken
+    forgotten = {
+        place.packet_id: place  # the first place of each id
+        for place, _ in reversed(taken)
         if place.packet_id not in known.ids
         and (place.sequence < known.dropped_to or place.sequence in known.rows)
-    ]
+    }
     await connection.execute(
         _REMEMBER,
-        [_digest(place) for place in forgotten],
-        [place.sequence for place in forgotten],
-        [place.received_at for place in forgotten],
+        [_digest(place) for place in forgotten.values()],
+        [place.sequence for place in forgotten.values()],
+        [place.received_at for place in forgotten.values()],
     )
     await take_turn(connection)
     subjects = [place.packet_id for place, _ in taken]

@@ -103,8 +103,11 @@ def test_what_other_tombstones_and_ids_tell_otherwise_is_refused():
     assert judge(place, known) == (Fate.BURY, "")
     known.ids = {NAME: {(place.sequence, place.received_at + 301)}}
     assert f"received at {place.received_at + 301}" in judge(place, known)[1]
-    known.buried = {NAME: place.sequence + 1}
-    assert "an id has one tombstone" in judge(place, known)[1]
+    known.buried = {NAME: place.sequence + 1}  # an id has one tombstone, for all its places
+    assert judge(place, known) == (Fate.ALREADY, "")
+    known.rows = {place.sequence: row(place)}
+    assert judge(place, known) == (Fate.ERASE, "")
+    known.rows = {}
     known.buried, known.tombstones = {OTHER: place.sequence}, {place.sequence: OTHER}
     assert f"is that of {OTHER}" in judge(place, known)[1]
     known.buried, known.tombstones = {NAME: place.sequence}, {place.sequence: NAME}
@@ -210,15 +213,26 @@ async def test_each_place_that_is_refused_is_named_and_the_others_are_done(old: 
     beyond = replace(places[22], packet_id=NAME, sequence=places[23].sequence + 1)
     twice = replace(places[1], packet_id=places[0].packet_id)
     done = await erase(old, places[0], twice, wrong, beyond, replace(places[4], packet_id=OTHER))
-    assert (done.erased, done.dropped, done.refused) == (0, 1, 4)
+    assert (done.erased, done.dropped, done.already, done.refused) == (0, 1, 1, 3)
     assert [(one.packet_id, one.sequence) for one in done.refusals] == [
-        (place.packet_id, place.sequence)
-        for place in (twice, wrong, beyond, replace(places[4], packet_id=OTHER))
+        (place.packet_id, place.sequence) for place in (wrong, beyond, replace(places[4], packet_id=OTHER))
     ]
-    assert "an id has one tombstone" in done.refusals[0].reason
-    assert f"the log has {places[23].packet_id} there" in done.refusals[1].reason
-    assert "the log ends at" in done.refusals[2].reason
-    assert "is none of them" in done.refusals[3].reason
+    assert f"the log has {places[23].packet_id} there" in done.refusals[0].reason
+    assert "the log ends at" in done.refusals[1].reason
+    assert "is none of them" in done.refusals[2].reason
+
+
+async def test_all_rows_that_the_log_has_of_a_packet_are_emptied(store: Store, packet, sql):
+    for _ in range(2):
+        await store.append([packet(1)], NOW)
+        await sql.execute("DELETE FROM packet_ids")  # it was forgotten, and an import may bring it again
+    rows = await sql.fetch("SELECT packet_id, sequence, received_at FROM packets ORDER BY sequence")
+    places = [PacketPlace(f"0x{packet_id.hex()}", *place) for packet_id, *place in rows]
+    assert (await erase(store, *places)).erased == 2
+    assert await sql.fetchval("SELECT count(*) FROM packets WHERE body <> ''") == 0
+    assert [*await sql.fetchrow("SELECT count(*), min(sequence) FROM tombstones")] == [1, places[0].sequence]
+    assert await sql.fetchval("SELECT count(*) FROM packet_ids") == 1
+    assert (await erase(store, *places)).already == 2
 
 
 @pytest.mark.parametrize("place", ["before_commit", "after_commit"])

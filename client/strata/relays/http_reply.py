@@ -10,6 +10,8 @@ import contextlib
 import ssl as ssl_module
 from collections.abc import AsyncIterator, Mapping
 
+from strata.relays.reaching import reach
+
 __all__ = ["answer_to", "read_body", "read_head"]
 
 _MAX_HEAD_BYTES = 64 * 1024
@@ -20,7 +22,12 @@ async def answer_to(
     request: bytes, host: str, port: int, *, ssl: ssl_module.SSLContext | None
 ) -> AsyncIterator[asyncio.StreamReader]:
     """Send a request and yield a reader of the reply; the socket is closed at the end. Raises `OSError`."""
-    reader, writer = await asyncio.open_connection(host, port, ssl=ssl, limit=_MAX_HEAD_BYTES)
+    name = None if ssl is None else host
+    if (one := await reach(host, port)) is None:
+        opening = asyncio.open_connection(host, port, ssl=ssl, limit=_MAX_HEAD_BYTES)
+    else:
+        opening = asyncio.open_connection(sock=one, ssl=ssl, server_hostname=name, limit=_MAX_HEAD_BYTES)
+    reader, writer = await opening
     try:
         writer.write(request)
         await writer.drain()

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
+from strata.relays.reaching import reach
 from strata.txrx.addresses import TcpAddress, TlsAddress, UnixAddress
 from strata.txrx.errors import AddressInUse, TxRxIOError
 
@@ -84,7 +85,11 @@ async def connect(
             stack.pop_all()
     else:
         host = "localhost" if address.host == "*" else address.host
-        await loop.create_connection(protocol, host, address.port, ssl=context)
+        if (reached := await reach(host, address.port)) is None:
+            await loop.create_connection(protocol, host, address.port, ssl=context)
+        else:
+            name = None if context is None else host
+            await loop.create_connection(protocol, sock=reached, ssl=context, server_hostname=name)
 
 
 def tune(transport: asyncio.BaseTransport) -> None:

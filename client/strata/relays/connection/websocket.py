@@ -1,4 +1,4 @@
-"""WebSocket connections that can be closed and aborted at any time, whatever their state.
+"""WebSocket connections that find the address that answers, and can be closed and aborted at any time.
 
 An asyncio transport that is closed with data left to send, and then sends it, drops its loop without noting
 that it has ended (CPython 3.11). From then on its `abort` raises `AttributeError`, where after any other end
@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
+
+from strata.relays.reaching import reach
 
 __all__ = ["ClientSocket", "open_websocket"]
 
@@ -46,5 +48,19 @@ class _Ended(asyncio.Transport):
         """Do nothing: the transport is closed."""
 
 
-open_websocket = partial(connect, create_connection=ClientSocket)
+class _Connect(connect):
+    async def open_tcp_connection(self) -> ClientConnection:
+        """Connect to the first address of the host that answers; a proxy knows other addresses."""
+        one = None if self.proxy is not None else await reach(self.ws_uri.host, self.ws_uri.port)
+        if one is None:
+            return await super().open_tcp_connection()
+        given = self.create_connection_kwargs
+        self.create_connection_kwargs = {**given, "sock": one}
+        try:
+            return await super().open_tcp_connection()
+        finally:
+            self.create_connection_kwargs = given  # the socket is for this host, and not for a redirection
+
+
+open_websocket = partial(_Connect, create_connection=ClientSocket)
 """Connect, like `websockets.asyncio.client.connect`."""

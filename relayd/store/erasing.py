@@ -27,7 +27,7 @@ from relayd.store.columns import string_key
 from relayd.store.connection import connected
 from relayd.store.moderation import Ruling, ring, take_turn, write
 
-__all__ = ["EMPTY_ROWS", "PUT_TOMBSTONES", "SPARED", "Erased", "Eraser", "one_batch"]
+__all__ = ["EMPTY_ROWS", "PUT_TOMBSTONES", "SPARED", "Erased", "Eraser", "one_batch", "vacuum"]
 
 _BATCH: Final = 500
 SPARED: Final = [string_key(type_) for type_ in sorted(IDENTITY_TYPES)]
@@ -123,7 +123,7 @@ class Eraser:
                     after = rows[-1][0]
                 spared += await _spared(connection, kind, subject)
             for (table,) in await connection.fetch(_ERASED_FROM, kind, list(subjects)):
-                await connection.execute(f"VACUUM {table}")
+                await vacuum(connection, table)
         return Erased(packets, spared)
 
     async def _one_batch(
@@ -163,6 +163,12 @@ async def one_batch(connection: asyncpg.Connection[Any]) -> AsyncIterator[None]:
             await failpoints.reached("store.erase.before_commit")
     if failpoints.ARMED:
         await failpoints.reached("store.erase.after_commit")
+
+
+async def vacuum(connection: asyncpg.Connection[Any], table: str) -> None:
+    """Have the database remove the old rows of a table, unless retention has dropped it meanwhile."""
+    with contextlib.suppress(asyncpg.UndefinedTableError):
+        await connection.execute(f"VACUUM {table}")
 
 
 async def _spared(connection: asyncpg.Connection[Any], kind: SubjectKind, subject: str) -> int:

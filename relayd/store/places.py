@@ -29,7 +29,7 @@ from strata.protocol.tombstones import Tombstone, sign_tombstone, told_place
 
 from relayd.moderation import Act, SubjectKind
 from relayd.store.connection import connected
-from relayd.store.erasing import EMPTY_ROWS, PUT_TOMBSTONES, SPARED, one_batch
+from relayd.store.erasing import EMPTY_ROWS, PUT_TOMBSTONES, SPARED, one_batch, vacuum
 from relayd.store.moderation import Ruling, ring, take_turn, write_all
 from relayd.store.queries import HEAD
 
@@ -227,7 +227,7 @@ class PlaceEraser:
                 }
                 progress(done)
             for table in sorted(tables):
-                await connection.execute(f"VACUUM {table}")
+                await vacuum(connection, table)
         return done
 
     async def survey(self, places: Sequence[PacketPlace]) -> PlacesErased:

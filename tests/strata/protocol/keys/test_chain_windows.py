@@ -361,7 +361,7 @@ def test_a_chain_is_that_of_one_author():
         chain().verify(stranger, T)
     with pytest.raises(ValueError, match="the chain is that of"):
         chain().apply(stranger, T)
-    with pytest.raises(ValueError, match="no identity packet"):
+    with pytest.raises(ValueError, match="is not an identity packet"):
         chain().apply(post(0), T)
 
 

@@ -1,7 +1,7 @@
 """Reading from one peer: a subscription to it on one side, admission on the other.
 
     upstream ══ EVENTs ══▶ stream's queue ─▶ window ─▶ admission ─▶ writer: packets and cursor, one commit
-                              `PeerLink`       `Intake`    `Judging`    `Marking`
+                           `PeerLink`      `Intake`    `Judging`    `Marking`
 
 The client library provides the connection: it stays connected, proves this relay's identity, pages through
 history and goes over to live events, and resumes by cursor after every cut. Packets are taken raw. A full

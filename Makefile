@@ -46,7 +46,7 @@ types: $(DEV) ## Check the types
 
 # Most system tests wait for something, so six at a time suit a machine with two cores.
 WORKERS ?= 6
-PYTEST = -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 20 --durations-min 1
+PYTEST = -m pytest --workers $(WORKERS) --durations 20 --durations-min 1
 # Where npm is there, what is in web/ is tested too; without it those tests are skipped, and say so.
 test: $(DEV) $(if $(shell command -v npm),$(WEB)) ## Run all tests (ARGS="-k cursor", WORKERS=0 for one after the other)
 	$(BIN)/python $(PYTEST) $(ARGS)
@@ -54,7 +54,7 @@ test: $(DEV) $(if $(shell command -v npm),$(WEB)) ## Run all tests (ARGS="-k cur
 # The tests that need no process and no database, as tests/conftest.py marks them.
 UNIT ?= tests/strata tests/relayd tests/test_layout.py -m unit
 # They compute and wait for nothing: a worker for each core.
-QUICK = --numprocesses logical
+QUICK = --workers cores
 unit: $(DEV) ## Run the quick tests, for the daily loop (ARGS="-k cursor")
 	$(BIN)/python $(PYTEST) $(UNIT) $(QUICK) --hypothesis-profile daily $(ARGS)
 

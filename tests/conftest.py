@@ -11,7 +11,6 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import integers
 
 from tests.support.quick_spark import QUICK_SPARK
-from tests.support.run_folder import make_run_folder, turn
+from tests.support.run_folder import make_run_folder
 from tests.support.scratch import keep_files_in_memory
+from tests.support.workers import Groups, add_option, run_in_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,36 +65,28 @@ DATABASES = frozenset({"server"})
 
 GIVING_WAY = 5
 """The niceness of the other workers: the worker with the Spark tests gets three times their share."""
-PLACED = pytest.StashKey[bool]()
-"""Whether this worker has set its niceness."""
 
 COLLECTOR_THRESHOLDS = (10_000, 10, 10)
 """By default Python looks for garbage after 700 new objects, and tests make many that stay for a while."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    add_option(parser)
     parser.addoption(
         "--req-report", metavar="FILE", type=Path, help="write which tests carry which requirement rows"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
-        make_run_folder()
+    make_run_folder()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Iterator[None]:
-    """As many workers collect at a time as there are cores: the others then find the bytecode of the first.
-
-    In a fresh clone, six workers that begin together would compile everything six times and rewrite all
-    assertions. What collection makes stays, so the garbage collector would look through it in vain.
-    """
-    number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    """What collection makes stays, so the garbage collector would look through it in vain."""
     gc.disable()
     try:
-        with turn(f"collect-{int(number) % (os.cpu_count() or 1)}") if number else nullcontext():
-            return (yield)
+        return (yield)
     finally:
         gc.set_threshold(*COLLECTOR_THRESHOLDS)
         gc.enable()
@@ -110,10 +102,8 @@ def _draw(number: int) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of the daily loop; keep the Spark tests together, and start the longest tests first.
 
-    The workers of a parallel run begin with consecutive shares of the list, and each takes over from the end
-    of another share when its own is done. The Spark tests head the first share, so a single worker starts a
-    session and warms it up. The longest of the others head the second share, so that no worker ends the run
-    with a long test that was begun last. A test states with the mark `timeout` how long it may take.
+    One worker then starts a Spark session and warms it up, and no worker ends the run with a long test that
+    was begun last. A test states with the mark `timeout` how long it may take.
     """
     for item in items:
         if _is_unit(item):
@@ -124,24 +114,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.obj = _bounded(item.obj, OWN_SHARE * _own_timeout(item))
     together = [item for item in items if _needs_spark(item)]
     others = sorted((item for item in items if not _needs_spark(item)), key=_marked, reverse=True)
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    elsewhere = len(items) // workers * (workers - 1)
-    items[:] = together + others[elsewhere:] + others[:elsewhere]
+    items[:] = together + others
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> None:
-    """Give the worker that begins with the Spark tests priority, as its share is the longest.
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run the tests in several workers, if asked to."""
+    workers = session.config.getoption("workers")
+    if workers < 2 or session.testsfailed or session.config.option.collectonly:
+        return None
+    # Hypothesis looks through all imported modules: once, for all workers.
+    _draw()
+    gc.freeze()
+    keys = ["spark" if _needs_spark(item) else item.path for item in session.items]
+    run_in_workers(session, workers, Groups(keys, is_whole=lambda key: key == "spark"), _give_way)
+    return True
 
-    With an equal share of the processor it might still be busy when the others have nothing left to do. They
-    would then take over the rest of its tests, and each would start and warm up a Spark session for the last
-    of the run.
-    """
-    stash = item.config.stash
-    if stash.get(PLACED, False) or "PYTEST_XDIST_WORKER" not in os.environ:
-        return
-    stash[PLACED] = True
-    if not _needs_spark(item) and any(map(_needs_spark, item.session.items)):
+
+def _give_way(first: pytest.Item) -> None:
+    """Leave most of the processor to the worker that begins with the Spark tests: its share is the longest,
+    and no other takes over a part, as each would start and warm up a session of its own."""
+    if not _needs_spark(first) and any(map(_needs_spark, first.session.items)):
         os.nice(GIVING_WAY)
 
 
@@ -199,11 +192,6 @@ def _bounded(test: Callable[..., Awaitable[Any]], seconds: float) -> Callable[..
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        # Hypothesis parses each of our modules and keeps the result for other processes: in a fresh clone,
-        # six workers that begin together would parse all of them six times.
-        with turn("constants"):
-            _draw()
     gc.freeze()  # what collection has made stays to the end: no need to look through it again
     target: Path | None = session.config.getoption("--req-report")
     if target is None:

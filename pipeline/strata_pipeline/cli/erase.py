@@ -59,10 +59,11 @@ def erase_command(
 
     These are the packets that relayd erase has removed from the log. The files of each finished day are
     rewritten without them, and the old files are deleted at once. A packet that the lake holds at several
-    places is removed from all of them: for that, the ids of the whole lake are read. Empty rows and the
-    relay's signed tombstones stay, so that audit can still prove everything else. An archive may run at the
-    same time. The current day waits for a later run. In a bucket, objects that still contain the packets are
-    deleted after the grace period, by the next erase or compact.
+    places is removed from all of them: for that, the ids of the whole lake are read whenever there are new
+    tombstones, and otherwise those of days that have changed. Empty rows and the relay's signed tombstones
+    stay, so that audit can still prove everything else. An archive may run at the same time. The current day
+    waits for a later run. In a bucket, objects that still contain the packets are deleted after the grace
+    period, by the next erase or compact.
     """
     from strata_pipeline.jobs.erase import erase
     from strata_pipeline.session import open_session
@@ -83,6 +84,8 @@ def erase_command(
                 progress=progress,
             )
     text = f"erased {done.packets:,} packets from {done.days} days, of {done.tombstones:,} tombstones"
+    if done.searched:
+        text += f"; read the ids of {done.searched:,} days"
     if done.emptied:
         text += f"; emptied {done.emptied:,} rows in quarantine, which were damaged before they were archived"
     if done.waiting:

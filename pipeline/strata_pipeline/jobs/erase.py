@@ -27,7 +27,7 @@ from strata.protocol.lake import Erasure, Manifest, day_of, day_text, read_tombs
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy, LakeError, LogError
-from strata_pipeline.jobs.elsewhere import ErasedIds, Line
+from strata_pipeline.jobs.elsewhere import ErasedIds, Line, lines_elsewhere, recorded
 from strata_pipeline.jobs.failures import Refused, translate_failures
 from strata_pipeline.jobs.object_days import Found, RemovedRows, erase_from_day, still_there
 from strata_pipeline.jobs.parts import PartDone, PartWork, packets_there
@@ -69,6 +69,8 @@ class ErasedFrom:
     """Days whose files were rewritten."""
     packets: int = 0
     """Packets that are no longer in the lake."""
+    searched: int = 0
+    """Days whose ids were read, because they may have packets at other places than the tombstones name."""
     waiting: int = 0
     """Packets and quarantined rows that stay for now, because their day is not over, because jobs read the
     lake all the time or, in a bucket, because another process rewrote the day meanwhile."""
@@ -95,7 +97,8 @@ def erase(
     progress: Callable[[ErasedFrom], None] = lambda done: None,
 ) -> ErasedFrom:
     """Erase from the lake what the relay of this database has erased: with `everywhere`, at all places that
-    the lake has it at, for which the ids of the whole lake are read, and else at that of its tombstone.
+    the lake has it at, for which ids are read that were not yet searched for all tombstones, and else at that
+    of its tombstone.
 
     Read access to the tables `packets`, `log_head` and `tombstones` is enough. The files of a day change
     places while no other job of ours reads the lake; if the jobs do not end within `patience` seconds, the
@@ -209,33 +212,23 @@ def _asked(
         with refused.put_off():
             # A place distinguishes two relays, and an id does not: both may have had the packet.
             check_same_log(lake, connection)
-            lines += _elsewhere(lake, ErasedIds(tombstones), refused)
+            others, done.searched = lines_elsewhere(lake, ErasedIds(tombstones), refused)
+            lines += others
     return sorted(lines, key=lambda line: line[0])  # the sort is stable
-
-
-def _elsewhere(lake: AnyLake, ids: ErasedIds, refused: Refused) -> list[Line]:
-    found: list[Line] = []
-    for day in lake.days():
-        with refused.put_off():
-            found += ids.elsewhere(lake, day)
-    return found
 
 
 def _by_day(lake: AnyLake, lines: Sequence[Line]) -> Iterator[tuple[int, list[bytes]]]:
     """The texts of lines, which are given in order, by day.
 
-    Lines that a record of the lake has are left out: their rows are erased, or the record would not be
-    valid. Otherwise each run would read again every day from which anything was ever erased.
+    Lines that a record of the lake has are left out. Otherwise each run would read again every day from which
+    anything was ever erased.
     """
     records: dict[int, list[Erasure]] = {}
     for record in lake.erasures.records:
         records.setdefault(record.day, []).append(record)
     for day, some in groupby(lines, lambda one: day_of(one[0])):
-        recorded: set[bytes] = set()
-        for record in records.get(day, ()):
-            with contextlib.suppress(LakeError):  # an audit reports it; here the files are read instead
-                recorded.update(lake.erasures.text_of(record).splitlines())
-        if texts := [text for _, text in some if text not in recorded]:
+        known = recorded(lake, records.get(day, ()))
+        if texts := [text for _, text in some if text not in known]:
             yield day, texts
 
 

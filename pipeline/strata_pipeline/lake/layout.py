@@ -9,6 +9,7 @@ _retired/day=2026-11-21.<Unix seconds>                files of a day that compac
 _aside/                                               visible folders that belonged to no manifest
 _erased/0000000000.json, 0000000000.jsonl             what was erased since (see `erasures`)
 _witnesses/0000000000-<hash>.csv                      when other relays received packets (see `witnesses`)
+_searched/erased.json                                 what need not be searched again (see `searched`)
 """
 
 from __future__ import annotations

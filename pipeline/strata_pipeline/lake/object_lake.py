@@ -8,6 +8,7 @@ _manifests/0000000000.json, 0000000001.json, …        the chain, as on a disk
 _manifests/days/2026-11-21.json                       summaries of finished days
 _attempts/0000000012-<attempt>.json                   a batch that is being written (see `attempts`)
 _generations/0000000000.json, _days/…, _erased/…      days that were rewritten (see `object_generations`)
+_searched/erased.json                                 what need not be searched again (see `searched`)
 
 A batch takes four steps: a record of the attempt; its objects, each under a name that only this attempt uses,
 and its witnesses, if any, under a name with their hash; its listing, under a name with the hash of the

@@ -264,6 +264,7 @@ def test_what_a_relay_has_erased_goes_from_a_bucket_as_well(spark, place, new_lo
     assert compact(spark, place).days == 1
     done = erase(spark, url, place)
     assert (done.tombstones, done.days, done.packets, done.waiting, done.deleted) == (4, 1, 3, 1, 0)
+    assert done.searched == 2
     # The Delta log has each day.
     assert publish(open_lake(place)) == DeltaPublished(version=3, manifest=4, added=0, removed=0, rows=21)
     audited = audit(spark, place, url=url)
@@ -274,7 +275,7 @@ def test_what_a_relay_has_erased_goes_from_a_bucket_as_well(spark, place, new_lo
     )
     assert told.exit_code == 0, told.output
     said = msgspec.json.decode(told.stdout.splitlines()[-1])
-    assert said["packets"] == 0 and said["waiting"] == 1 and said["deleted"] > 8
+    assert said["packets"] == 0 and said["waiting"] == 1 and said["deleted"] > 8 and said["searched"] == 1
     assert unnamed(place) == []
     left = [packet.canonical for n, packet in enumerate(made) if n not in (1, 7, 19)]
     found = DayWindow(ObjectLake.open(place)).packets(spark).frame.orderBy("sequence").toArrow()

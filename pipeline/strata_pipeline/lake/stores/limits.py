@@ -10,10 +10,19 @@ from typing import Final
 
 from strata_pipeline.errors import LakeError
 
-__all__ = ["BATCH_LISTING_BYTES", "DAY_RECORD_BYTES", "RECORD_BYTES", "ROWS_BYTES", "check_size"]
+__all__ = [
+    "BATCH_LISTING_BYTES",
+    "DAY_RECORD_BYTES",
+    "NOTE_BYTES",
+    "RECORD_BYTES",
+    "ROWS_BYTES",
+    "check_size",
+]
 
 RECORD_BYTES: Final = 2**20
 """For a manifest, the summary of a day and the record of an attempt, which have one to three KiB."""
+NOTE_BYTES: Final = 2**23
+"""For the note of what was searched: 90,000 days, with 90 bytes for each."""
 BATCH_LISTING_BYTES: Final = 2**26
 """For the listing of a batch: 180,000 objects, with 370 bytes for each."""
 DAY_RECORD_BYTES: Final = 2**29

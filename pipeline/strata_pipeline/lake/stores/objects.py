@@ -100,6 +100,8 @@ class Stored(NamedTuple):
     name: str
     modified_at: datetime
     """By the clock of the store."""
+    version: str
+    """What the store calls these bytes (its ETag); after another put under the same name it differs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +224,7 @@ class ObjectStore:
                 for page in obstore.list(self._store(), folder, offset=after or None):
                     for one in page:
                         if one["path"] != folder:
-                            yield Stored(one["path"], one["last_modified"])
+                            yield Stored(one["path"], one["last_modified"], one["e_tag"] or "")
             except FileNotFoundError as error:
                 raise self._failed("", error) from None
 

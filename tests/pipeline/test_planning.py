@@ -11,13 +11,14 @@ import pytest
 import strata_pipeline
 from pyspark.sql import functions as F
 from strata_pipeline.datasets.channels import ChannelPackets
-from strata_pipeline.datasets.traffic import Abuse, Texts
+from strata_pipeline.datasets.traffic import Abuse, NearDuplicates, Texts
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.tables import check_output, write_page, write_tables, writing
 from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.planning import parallelism, planned, shuffled_once
-from strata_pipeline.transforms.near_duplicates import find_meetings, find_near_duplicates
+from strata_pipeline.schemas import schema
+from strata_pipeline.transforms.near_duplicates import find_clusters, find_meetings, find_near_duplicates
 from strata_pipeline.transforms.reliability import find_gaps
 from strata_pipeline.transforms.signatures import SigningKeys, identity_packets, keys_by_authors
 
@@ -34,6 +35,17 @@ def plan_of(frame) -> list[str]:
     return re.split(r"\n\n+", told)
 
 
+def shuffled_rows(frame) -> int:
+    """The rows that have gone through the shuffles of a frame that was collected."""
+    rows, nodes = 0, [frame._jdf.queryExecution().executedPlan()]
+    for node in nodes:
+        if node.nodeName() == "Exchange":
+            rows += node.metrics().apply("shuffleRecordsWritten").value()
+        children = node.children()
+        nodes += [children.apply(n) for n in range(children.size())]
+    return rows
+
+
 def test_no_signature_is_shuffled_for_each_bucket_and_no_aggregate_sorts(spark):
     texts = Texts.empty(spark)
     plan = plan_of(find_near_duplicates(texts, find_meetings(texts)).frame)
@@ -42,6 +54,24 @@ def test_no_signature_is_shuffled_for_each_bucket_and_no_aggregate_sorts(spark):
     gaps = plan_of(find_gaps(ChannelPackets.empty(spark)).frame)
     assert any("HashAggregate" in node for node in plan) and any("HashAggregate" in node for node in gaps)
     assert not any("SortAggregate" in node for node in [*plan, *gaps])
+
+
+def test_of_texts_that_nobody_repeats_no_sample_is_shuffled(spark):
+    rows = [(n, 0, f"author {n % 7}", "POST", f"text {n}", [n] * 32) for n in range(500)]
+    copies = [(n, 0, f"author {n % 7}", "POST", 3) for n in (10, 11, 17)]
+    clusters = find_clusters(
+        Texts(spark.createDataFrame(rows, schema("texts"))),
+        NearDuplicates(spark.createDataFrame(copies, schema("near_duplicates"))),
+    ).frame
+    name = "spark.sql.autoBroadcastJoinThreshold"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "-1")  # as for copies that are too many to be sent to all tasks
+    try:
+        [row] = clusters.collect()
+    finally:
+        spark.conf.set(name, before)
+    assert (row.first_sequence, row.sample, row.copies, row.authors) == (3, "text 3", 3, 2)
+    assert shuffled_rows(clusters) == 8, "of 500 texts"
 
 
 def test_a_shuffle_has_partitions_for_the_rows_that_there_are(spark):

@@ -10,7 +10,8 @@ Each text is compared only with the *first* text of each of its buckets, so the 
 texts and not with its square. Buckets are shuffled once, at about eleven bytes for each that a text is in; a
 task goes through its buckets in order and holds none of them. For a crowded bucket it reports only the first
 text, which is sent to every task, so that an author with half the traffic costs no more than others.
-Signatures are shuffled only for the texts that are to be compared, which a filter of a fixed size finds.
+Signatures are shuffled only for the texts that are to be compared, and samples only for those that are
+repeated, which a filter of a fixed size finds.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ def find_clusters(texts: Texts, near_duplicates: NearDuplicates) -> Clusters:
     counted = by_author.groupBy("first_sequence").agg(
         F.sum("copies").alias("copies"), F.count(F.lit(1)).alias("authors")
     )
-    first = texts.frame.select(
+    repeated = _those_of(texts.frame, near_duplicates.frame.select(F.col("first_sequence").alias("sequence")))
+    first = repeated.select(
         F.col("sequence").alias("first_sequence"), F.col("author_id").alias("first_author_id"), "sample"
     )
     return Clusters(counted.join(first, on="first_sequence", how="inner"))
@@ -169,7 +171,7 @@ def _like_crowded(texts: Texts, met: DataFrame) -> DataFrame:
 def _like_shared(texts: Texts, met: DataFrame) -> DataFrame:
     """The texts like the first of any other bucket: pairs are made distinct by number, and compared once."""
     pairs = met.where("bucket IS NULL").select("sequence", "first_sequence").distinct()
-    some = _those_of(texts.frame, pairs)
+    some = _those_of(texts.frame, pairs.select(F.explode(F.array(*pairs.columns)).alias("sequence")))
     return _like_first(
         pairs.join(_firsts(some), on="first_sequence", how="inner").join(some, on="sequence", how="inner")
     )
@@ -181,10 +183,9 @@ def _firsts(texts: DataFrame) -> DataFrame:
     )
 
 
-def _those_of(texts: DataFrame, pairs: DataFrame) -> DataFrame:
-    """The texts of these pairs, and a few others. Each task gets a filter of at most 2²⁰ words of 64 bits, in
-    which each text of a pair has set one bit."""
-    named = pairs.select(F.explode(F.array("sequence", "first_sequence")).alias("sequence"))
+def _those_of(texts: DataFrame, named: DataFrame) -> DataFrame:
+    """The texts that are named by their `sequence`, and a few others. Each task gets a filter of at most 2²⁰
+    words of 64 bits, in which each named text has set one bit."""
     words = named.groupBy(F.expr(f"{_BIT} div 64").alias("word")).agg(
         F.bit_or(F.expr(f"shiftleft(1L, cast({_BIT} % 64 AS int))")).alias("bits")
     )

@@ -203,8 +203,8 @@ def test_rows_whose_manifest_comes_later_are_read_then(made):
 def test_files_that_were_damaged_or_away_are_read_when_they_are_back(made):
     name = made.files(DAY + 1)[0]
     content = made.get(name)
-    made.put(name, content[::-1])
-    for _ in range(2):
+    for damaged in (content[::-1], content[:-9], b"torn"):
+        made.put(name, damaged)
         with pytest.raises(LakeError, match="2024-10-05 has a file that cannot be read"):
             searched(made.place)
     made.put(name, content)

@@ -15,7 +15,7 @@ _AHEAD_BYTES: Final = 64 * 1024
 
 
 def open_object(store: ObjectStore, name: str, size: int) -> io.BufferedReader:
-    """An object of this size, for reading. Reading raises `FileNotFoundError` and `ObjectStoreError`."""
+    """An object of this size, for reading. Reading raises what `get_range` raises."""
     return io.BufferedReader(_ObjectFile(store, name, size), _AHEAD_BYTES)
 
 

@@ -159,12 +159,22 @@ class ObjectStore:
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
         """The bytes of an object from `start` up to `end`, of which there is one at least. Raises
-        `FileNotFoundError`."""
+        `FileNotFoundError`, and `ValueError` for an object that ends earlier."""
         with self._told(name):
-            return bytes(obstore.get_range(self._store(), name, start=start, end=end))
+            try:
+                found = bytes(obstore.get_range(self._store(), name, start=start, end=end))
+            except (BaseError, OSError):
+                size = obstore.head(self._store(), name)["size"]
+                if size >= end:
+                    raise
+            else:
+                if len(found) == end - start:
+                    return found
+                size = start + len(found)
+        raise ValueError(f"{self.url(name)} has {size:,} bytes, and {end:,} were written")
 
     def get_end(self, name: str, size: int, most: int) -> bytes:
-        """The last bytes of an object of this size. Raises `FileNotFoundError`."""
+        """The last bytes of an object of this size. Raises as `get_range` does."""
         return self.get_range(name, max(0, size - most), size)
 
     def get_all(self, names: Iterable[str], most: int | None = None) -> Iterator[bytes]:

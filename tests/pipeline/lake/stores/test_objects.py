@@ -40,6 +40,16 @@ def test_objects_are_put_got_listed_and_deleted(store):
         store.get("day=1/2")
 
 
+@pytest.mark.parametrize("start", [2, 5, 8])
+def test_an_object_that_ends_before_a_range_is_damaged_and_the_store_is_not(store, start):
+    store.put("a", b"12345")
+    assert store.get_range("a", 2, 5) == b"345"
+    with pytest.raises(ValueError, match=f"^{store.url('a')} has 5 bytes, and 9 were written$"):
+        store.get_range("a", start, 9)
+    with pytest.raises(FileNotFoundError, match=f"{store.url('b')} is missing"):
+        store.get_range("b", start, 9)
+
+
 @pytest.mark.parametrize("count", [1, 2, 40])
 def test_of_several_that_are_asked_for_at_once_all_have_ended_when_one_has_failed(count):
     begun, ended = list[int](), list[int]()

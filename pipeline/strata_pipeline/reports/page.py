@@ -77,10 +77,10 @@ def page(
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{escaped(title)}, {escaped(days)}</title><style>{_STYLE}</style></head><body>"
-        f"{f'<nav>{beside}</nav>' if beside else ''}<h1>{escaped(title)}</h1>"
+        f"{f'<nav>{beside}</nav>' if beside else ''}<main><h1>{escaped(title)}</h1>"
         f'<p class="dim">{escaped(days)} (UTC, {count_text(note.days)} days with packets) of the lake whose '
         f"last manifest is <code>{escaped(note.tip)}</code></p>"
-        f'<dl class="figures">{told}</dl>{"".join(sections)}</body></html>\n'
+        f'<dl class="figures">{told}</dl>{"".join(sections)}</main></body></html>\n'
     )
 
 
@@ -91,7 +91,7 @@ def section(title: str, about: str, *parts: str) -> str:
 
 def plot(svg: str) -> str:
     """A plot that scrolls if the screen is too narrow for it to be legible."""
-    return f'<div class="wide">{svg}</div>'
+    return _wide(svg)
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], total: int | None = None) -> str:
@@ -114,4 +114,10 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], total: int |
         f'<p class="dim">{count_text(len(rows))} of {count_text(total)} rows; the tables beside this page '
         "have all.</p>"
     )  # fmt: skip
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}'
+    return _wide(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>") + more
+
+
+def _wide(content: str) -> str:
+    """HTML that may be wider than the screen: it scrolls, also by the keyboard, for which it takes the
+    focus."""
+    return f'<div class="wide" tabindex="0">{content}</div>'

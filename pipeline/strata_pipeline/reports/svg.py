@@ -1,4 +1,7 @@
-"""Plots as inline SVG. Colours come from the page's style sheet, so they follow its light or dark mode."""
+"""Plots as inline SVG. Colours come from the page's style sheet, so they follow its light or dark mode.
+
+They have no role: as images they would hide their labels and titles from those who hear the page.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +197,7 @@ def _below(x: float, label: str) -> str:
 
 
 def _open(width: int, height: int) -> str:
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">'
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:

@@ -94,9 +94,15 @@ def _week(figures: TrafficFigures) -> str:
         (name, [means[(begin + 24 * day + hour) % _WEEK] for hour in range(24)])
         for day, name in enumerate(_WEEKDAYS)
     ]
-    about = "Packets received in an hour of the week, on average, by the relay's clock (UTC)."
-    heads = [f"{hour:02}" for hour in range(24)]
-    return section("In a week", about, plot(heat(rows, heads, lambda mean: count_text(round(mean, 1)))))
+
+    def show(mean: float) -> str:
+        return count_text(round(mean, 1))
+
+    about = (
+        "Packets received in an hour of the week, on average, by the relay's clock (UTC). The fullest cell "
+        f"stands for {show(max(means))}."
+    )
+    return section("In a week", about, plot(heat(rows, [f"{hour:02}" for hour in range(24)], show)))
 
 
 def _types(figures: TrafficFigures) -> str:

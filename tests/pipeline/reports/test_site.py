@@ -9,9 +9,10 @@ from __future__ import annotations
 import pytest
 from strata_pipeline.reports.page import LakeNote
 from strata_pipeline.reports.site import RelayScore, SiteFigures, render_site
+from strata_pipeline.reports.traffic import TrafficFigures, render_traffic
 
 from tests.pipeline.jobs.test_report import figures
-from tests.support.browsers import SCHEMES, browser, missing, watched
+from tests.support.browsers import SCHEMES, axe_missing, browser, missing, violations, watched
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -64,3 +65,55 @@ async def test_pages_are_whole_in_light_and_dark_and_ask_for_nothing(tmp_path):
     assert {name for (_, name), look in found.items() if look["pictures"]} == {*site} - {"relays.html"}
     light, dark = ({look["background"] for (s, _), look in found.items() if s == one} for one in SCHEMES)
     assert len(light) == len(dark) == 1 and light != dark
+
+
+def traffic() -> str:
+    """A report on traffic with a value in each picture, and a table that is too wide for a phone."""
+    hours = [{"hour_at": hour * 3_600, "packets": hour % 24, "near_duplicates": 0} for hour in range(24, 300)]
+    did = "did:key:z6MkpTHR8VNsBxYAAWHut2Geadd9jSwuBV8xRoAnwWsdvktH"
+    who = {"author_id": did, "packets": 9, "size": 9, "near_duplicates": 1, "peak_packets": 3}
+    burst = {"author_id": did, "hour_at": 0, "packets": 9, "peak_packets": 9, "threshold": 5.5}
+    names = ("packets", "size", "authors", "near_duplicates", "bursts", "clusters", "abuse")
+    told = TrafficFigures(
+        note=LakeNote("ab" * 32, "1970-01-02", "1970-01-13", 12),
+        totals=dict.fromkeys(names, 1),
+        hourly=hours,
+        authors=[who],
+        types=[{"content_type": "POST", "packets": 10, "size": 9999}],
+        bursts=[burst],
+        clusters=[],
+        abuse=[],
+    )
+    return render_traffic(told)
+
+
+async def test_the_week_of_traffic_is_seen_and_its_fullest_hour_is_told(tmp_path):
+    (tmp_path / "traffic.html").write_text(traffic())
+    async with browser() as opened:
+        for scheme in SCHEMES:
+            url = f"{tmp_path.as_uri()}/traffic.html"
+            async with watched(opened, url, color_scheme=scheme) as (page, watch):
+                await page.goto(url)
+                look = await page.evaluate(LOOK)
+                week = page.locator("section", has_text="In a week")
+                opacities = await week.locator("rect.s0").evaluate_all(
+                    "all => all.map((one) => Number(getComputedStyle(one).fillOpacity))"
+                )
+                about = await week.locator("p").inner_text()
+                assert (watch.foreign, watch.errors) == ([], [])
+            assert all(look["pictures"]) and look["beyond"] == 0
+            assert len(opacities) == 168 and min(opacities) == 0 and max(opacities) == 1
+            assert about.endswith("The fullest cell stands for 23.")
+
+
+@pytest.mark.skipif(axe_missing() is not None, reason=str(axe_missing()))
+async def test_whoever_hears_a_report_or_has_no_mouse_misses_nothing(tmp_path):
+    (tmp_path / "traffic.html").write_text(traffic())
+    url = f"{tmp_path.as_uri()}/traffic.html"
+    async with browser() as opened:
+        for scheme in SCHEMES:
+            for width in (390, 1280):
+                size = {"width": width, "height": 800}
+                async with watched(opened, url, color_scheme=scheme, viewport=size) as (page, _):
+                    await page.goto(url)
+                    assert await violations(page) == []

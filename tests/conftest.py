@@ -20,6 +20,7 @@ import typer.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import integers
 
+from tests.support.forks import RELAYD, STRATA, start_servers
 from tests.support.quick_spark import QUICK_SPARK
 from tests.support.run_folder import make_run_folder
 from tests.support.scratch import keep_files_in_memory
@@ -123,8 +124,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     workers = session.config.getoption("workers")
     if workers < 2 or session.testsfailed or session.config.option.collectonly:
         return None
-    # Hypothesis looks through all imported modules: once, for all workers.
+    # Once, for all workers: Hypothesis looks through all imported modules, and our programs are imported.
     _draw()
+    if not all(map(_is_unit, session.items)):
+        start_servers(RELAYD, STRATA)
     gc.freeze()
     keys = ["spark" if _needs_spark(item) else item.path for item in session.items]
     run_in_workers(session, workers, Groups(keys, is_whole=lambda key: key == "spark"), _give_way)

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-__all__ = ["FUZZERS", "RELAYD", "STRATA", "Completed", "ForkedProcess", "run_fork"]
+__all__ = ["FUZZERS", "RELAYD", "STRATA", "Completed", "ForkedProcess", "run_fork", "start_servers"]
 
 FUZZERS = "tests.fuzz.harnesses"
 RELAYD = "relayd"
@@ -226,3 +226,9 @@ class _Server:
 @functools.cache
 def _server(program: str) -> _Server:
     return _Server(program)
+
+
+def start_servers(*programs: str) -> None:
+    """Start what forks these programs now, so that processes forked from this one use the same."""
+    for program in programs:
+        _server(program)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Collection
+from typing import NamedTuple
 
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.packets import MAX_FUTURE_SECONDS, Packet, id_holds
@@ -28,6 +29,7 @@ __all__ = [
     "MAX_ATTEMPTS",
     "Intake",
     "Item",
+    "KeyAnswer",
     "KeyVerdict",
     "PeerVerdict",
     "backoff",
@@ -75,6 +77,17 @@ class KeyVerdict(enum.Enum):
     """Not judged: the packet's time is in the future, or this relay fails on it."""
     AWAY = enum.auto()
     """Not judged: this relay could not."""
+
+
+class KeyAnswer(NamedTuple):
+    """A peer's answer to a question for an author's identity packets."""
+
+    is_whole: bool
+    """Whether the peer sent all that it has."""
+    is_alone: bool
+    """Whether the question was about this author alone: then no other one can be why it is not whole."""
+    verdicts: frozenset[KeyVerdict]
+    """What became of the identity packets that it sent."""
 
 
 class Item:

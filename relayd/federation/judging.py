@@ -6,11 +6,13 @@ A verdict settles the packet, or has it judged again: later, or once its author'
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 from strata.protocol.errors import InvalidPacket
+from strata.relays.author_questions import Answers, AuthorQuestions
 from strata.relays.connection.driver import Driver
 from strata.relays.connection.inspection import author_of
 from strata.relays.connection.queue import QueuedEvent
@@ -23,6 +25,7 @@ from relayd.federation.intake import (
     MAX_ATTEMPTS,
     Intake,
     Item,
+    KeyAnswer,
     KeyVerdict,
     PeerVerdict,
     backoff,
@@ -31,13 +34,16 @@ from relayd.federation.intake import (
     judge_refusal,
     retry_delay,
 )
-from relayd.federation.key_questions import KeyQuestions
 from relayd.federation.link_parts import LinkEnded, LinkParts
 from relayd.federation.peers_file import Upstream
 from relayd.store.skips import REPEATS, reason_of
 from relayd.store.types import PeerMark
 
 __all__ = ["Judging"]
+
+_MOST_AUTHORS = 64
+"""The most authors in one question for keys."""
+_QUESTIONS_AT_ONCE = 4
 
 
 class Judging:
@@ -74,7 +80,15 @@ class Judging:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self.asking = Asking(driver, submit=self.submit, has_room=self.has_room, check=check)
-        self._questions = KeyQuestions(self._ask_for_keys, self._spawn)
+        # Packets share questions: a stranger can publish many at a peer, in many authors' names, that fit no
+        # key any more (decision 136). With a question each, they would hold up the peer's other packets, and
+        # use up what this relay may ask and read there.
+        self._questions = AuthorQuestions(
+            self._ask_for_keys,
+            most=_MOST_AUTHORS,
+            at_once=_QUESTIONS_AT_ONCE,
+            name=f"peer-keys {peer.relay_id}",
+        )
 
     def submit(self, intake: Intake, item: Item) -> None:
         """Have a packet judged."""
@@ -93,6 +107,7 @@ class Judging:
     def close(self) -> None:
         """Stop judging. Packets under way come again, to the next link. Idempotent."""
         self._is_closed = True
+        self._questions.cancel()
         for task in list(self._tasks):
             task.cancel()
 
@@ -202,7 +217,7 @@ class Judging:
         """Fetch an author's identity packets and judge the packet once more: a peer may send out of order."""
         item.asked_for_keys = True
         try:
-            answer = await self._questions.ask(author)
+            answer = await self._questions.answer(author, since=math.inf)  # put no earlier than now
         except LinkEnded:
             return  # the packet comes again, to the next link
         if not answer.is_whole or answer.verdicts & {KeyVerdict.LATER, KeyVerdict.AWAY}:
@@ -214,15 +229,16 @@ class Judging:
             await asyncio.sleep(backoff(item.attempts))
         self.submit(intake, item)
 
-    async def _ask_for_keys(self, authors: tuple[str, ...]) -> tuple[bool, dict[str, frozenset[KeyVerdict]]]:
-        verdicts: dict[str, frozenset[KeyVerdict]] = {}
+    async def _ask_for_keys(self, authors: tuple[str, ...]) -> Answers[KeyAnswer]:
+        verdicts = dict.fromkeys(authors, frozenset[KeyVerdict]())
 
         async def take(event: QueuedEvent) -> None:
             verdict = await self._take_key(event)
             author = author_of(event) or ""
             verdicts[author] = verdicts.get(author, frozenset()) | {verdict}
 
-        return await self.asking.keys_of(authors, take), verdicts
+        is_whole, is_alone = await self.asking.keys_of(authors, take), len(authors) == 1
+        return is_whole, {author: KeyAnswer(is_whole, is_alone, verdicts[author]) for author in authors}
 
     async def _take_key(self, event: QueuedEvent) -> KeyVerdict:
         request = self._request(bytes(event.packet), event.received_at, self._key_lane)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import dataclass
 
-from strata.protocol.errors import Closed, RequestRefused, RequestTimeout, StrataError
+from strata.protocol.errors import RequestRefused, RequestTimeout
 from strata.protocol.keys import MAX_CHAIN_EVENTS
+from strata.relays.author_questions import Answers, AuthorQuestions
 from strata.relays.connection.keyring import Event, KeyRing
 
 __all__ = ["MAX_AUTHORS", "KeyFetcher"]
 
-_log = logging.getLogger("strata.relay")
-
 MAX_AUTHORS = 500
 """The most authors in one request."""
-_FEWER = 8
-"""After a request that took too long, the next one is for this many times fewer authors."""
 
 _MAX_EVENTS = 2 * MAX_CHAIN_EVENTS
 _MAX_BYTES = 8 * 2**20
@@ -33,20 +28,11 @@ _EVENTS_AT_ONCE = 16
 """Longer chains are verified on a thread; this many take about 1 ms."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """One author's part in a request to the relay: when the request was made, and its outcome."""
-
-    asked_at: float
-    answered: asyncio.Future[None]
-
-
 class KeyFetcher:
     """Fills a `KeyRing` on demand.
 
     `read` yields the identity packets of some authors, unverified, and ends when the relay has no more; it
-    raises `StrataError`. Authors wanted while a request is under way are collected for the next one, so there
-    is at most one task and one request.
+    raises `StrataError`. Authors wanted while a request is under way are collected for the next one.
     """
 
     def __init__(
@@ -60,12 +46,9 @@ class KeyFetcher:
         self.ring = ring
         self._read = read
         self._timeout = timeout
-        self._name = name
-        self._wanted: dict[str, asyncio.Future[None]] = {}
-        self._asking: dict[str, _Question] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._most = MAX_AUTHORS
-        """The authors in the next request: fewer after one that took too long, because chains can be long."""
+        self._questions: AuthorQuestions[None] = AuthorQuestions(
+            self._put, most=MAX_AUTHORS, at_once=1, name=name
+        )
 
     async def fetch(
         self,
@@ -81,10 +64,9 @@ class KeyFetcher:
         for. Raises `RequestTimeout`, or the relay's refusal. Neither cancelling nor `given_up` stops the
         request, because other callers may be waiting for it.
         """
-        answered = self._want(author, since)
+        answered = self._questions.answer(author, since)
         for other in others:
-            if other not in self._wanted and other not in self._asking:
-                self._want(other, since)
+            self._questions.want(other)
         ends = [answered] if given_up is None else [answered, given_up]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if answered.done():
@@ -98,87 +80,27 @@ class KeyFetcher:
         if self.ring.stale:
             now = asyncio.get_running_loop().time()
             for author in self.ring.stale:
-                self._want(author, now)
+                self._questions.want(author, now)
             self.ring.stale.clear()
 
     async def close(self) -> None:
         """Stop asking; waiting calls raise `Closed`."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            if not self._task.cancelled():
-                self._task.result()  # errors in our own code must not go unnoticed
+        await self._questions.close()
 
-    def _want(self, author: str, since: float) -> asyncio.Future[None]:
-        asking = self._asking.get(author)
-        if asking is not None and asking.asked_at >= since:
-            return asking.answered
-        answered = self._wanted.get(author)
-        if answered is None:
-            answered = self._wanted[author] = asyncio.get_running_loop().create_future()
-            answered.add_done_callback(_seen)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work(), name=self._name)
-            # A task that is cancelled before its first step runs no `finally`.
-            self._task.add_done_callback(self._ended)
-        return answered
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if task is self._task:  # else another task is already asking
-            self._end()
-
-    async def _work(self) -> None:
-        """Ask until no author is wanted any more."""
+    async def _put(self, authors: tuple[str, ...]) -> Answers[None]:
         try:
-            while self._wanted:
-                batch = tuple(self._wanted)[: self._most]
-                asked_at = asyncio.get_running_loop().time()
-                self._asking = {did: _Question(asked_at, self._wanted.pop(did)) for did in batch}
-                try:
-                    await self._ask(batch, asked_at)
-                except TimeoutError:
-                    self._most = max(1, len(batch) // _FEWER)
-                    self._answer(RequestTimeout("the question for authors' keys", self._timeout))
-                except RequestRefused as refusal:
-                    self._refused(refusal)
-                except StrataError as error:
-                    self._answer(error)
-                else:
-                    self._most = min(2 * self._most, MAX_AUTHORS)
-                    self._answer(None)
-        finally:
-            self._end()
+            await self._ask(authors)
+        except TimeoutError:
+            late = RequestTimeout("the question for authors' keys", self._timeout)
+            return False, dict.fromkeys(authors, late)
+        except RequestRefused as refusal:
+            if len(authors) == 1 or refusal.retry_after is not None:
+                raise
+            return False, {}  # a relay may take fewer authors at once
+        return True, dict.fromkeys(authors, None)
 
-    def _refused(self, refusal: RequestRefused) -> None:
-        """Ask for fewer authors, since a relay may take fewer at once; if there is one only, that is all."""
-        if len(self._asking) == 1 or refusal.retry_after is not None:
-            self._answer(refusal)
-            return
-        self._most = max(1, len(self._asking) // _FEWER)
-        again = {author: question.answered for author, question in self._asking.items()}
-        for author in again.keys() & self._wanted.keys():
-            _follow(self._wanted[author], again[author])
-        self._asking, self._wanted = {}, again | self._wanted  # in this order, with the latest futures
-
-    def _end(self) -> None:
-        """Fail every waiting call: no answer will come."""
-        self._answer(Closed("the relay connection was closed"))
-        for answered in self._wanted.values():
-            answered.set_exception(Closed("the relay connection was closed"))
-        self._wanted.clear()
-
-    def _answer(self, failure: StrataError | None) -> None:
-        """Report the outcome of the current request to the calls that wait for it."""
-        for question in self._asking.values():
-            if failure is None:
-                question.answered.set_result(None)
-            else:
-                question.answered.set_exception(failure)
-        if failure is not None and self._asking:
-            _log.debug("keys of %d authors could not be had: %s", len(self._asking), failure)
-        self._asking = {}
-
-    async def _ask(self, authors: tuple[str, ...], asked_at: float) -> None:
+    async def _ask(self, authors: tuple[str, ...]) -> None:
+        asked_at = asyncio.get_running_loop().time()
         events: dict[str, list[Event]] = {author: [] for author in authors}
         sizes = dict.fromkeys(authors, 0)
         is_late = False
@@ -202,21 +124,3 @@ class KeyFetcher:
             else:
                 chain = self.ring.build(author, found)
             self.ring.learn(author, chain, asked_at)
-
-
-def _follow(leader: asyncio.Future[None], follower: asyncio.Future[None]) -> None:
-    """Answer the one as the other will be answered."""
-
-    def answer(done: asyncio.Future[None]) -> None:
-        if (error := done.exception()) is not None:
-            follower.set_exception(error)
-        else:
-            follower.set_result(None)
-
-    leader.add_done_callback(answer)
-
-
-def _seen(answered: asyncio.Future[None]) -> None:
-    """Retrieve the failure: nothing may be waiting for a refresh, and then the loop would complain."""
-    if not answered.cancelled():
-        answered.exception()

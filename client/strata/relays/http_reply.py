@@ -22,12 +22,12 @@ async def answer_to(
     request: bytes, host: str, port: int, *, ssl: ssl_module.SSLContext | None
 ) -> AsyncIterator[asyncio.StreamReader]:
     """Send a request and yield a reader of the reply; the socket is closed at the end. Raises `OSError`."""
-    if (one := await reach(host, port)) is None:
-        opening = asyncio.open_connection(host, port, ssl=ssl, limit=_MAX_HEAD_BYTES)
-    else:
-        name = None if ssl is None else host
-        opening = asyncio.open_connection(sock=one, ssl=ssl, server_hostname=name, limit=_MAX_HEAD_BYTES)
-    reader, writer = await opening
+    reader, writer = await asyncio.open_connection(
+        sock=await reach(host, port),
+        ssl=ssl,
+        server_hostname=None if ssl is None else host,
+        limit=_MAX_HEAD_BYTES,
+    )
     try:
         writer.write(request)
         await writer.drain()

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import socket
 from collections.abc import Sequence
 from itertools import chain, zip_longest
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 __all__ = ["reach"]
 
@@ -23,29 +22,21 @@ _MOST_ADDRESSES = 16
 _NOWHERE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 """Errors that tell about the way to an address and not about the host."""
 
-_Found: TypeAlias = tuple[int, int, int, str, Any]
+_Found: TypeAlias = tuple[int, int, int, str, tuple[object, ...]]
 """What `getaddrinfo` tells of an address."""
 
 
-async def reach(host: str, port: int) -> socket.socket | None:
-    """Return a socket that is connected to the host, not blocking; None if `host` is an address and no name,
-    so that nothing has to be chosen.
+async def reach(host: str, port: int) -> socket.socket:
+    """Return a socket that is connected to the host, a name or an address, and that does not block.
 
     Raises `OSError`, of which `socket.gaierror` is a subclass, and `ValueError` for an impossible name. The
     caller must bound the time. Cancelling closes all sockets.
     """
-    if _is_address(host):
-        return None
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:  # an address is only parsed; for a name the system may have to ask others
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return await _first_of(_alternating(found)[:_MOST_ADDRESSES])
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
 
 
 def _alternating(found: Sequence[_Found]) -> list[_Found]:

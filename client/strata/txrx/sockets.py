@@ -85,11 +85,9 @@ async def connect(
             stack.pop_all()
     else:
         host = "localhost" if address.host == "*" else address.host
-        if (reached := await reach(host, address.port)) is None:
-            await loop.create_connection(protocol, host, address.port, ssl=context)
-        else:
-            name = None if context is None else host
-            await loop.create_connection(protocol, sock=reached, ssl=context, server_hostname=name)
+        name = None if context is None else host
+        reached = await reach(host, address.port)
+        await loop.create_connection(protocol, sock=reached, ssl=context, server_hostname=name)
 
 
 def tune(transport: asyncio.BaseTransport) -> None:

@@ -51,11 +51,10 @@ class _Ended(asyncio.Transport):
 class _Connect(connect):
     async def open_tcp_connection(self) -> ClientConnection:
         """Connect to the first address of the host that answers; a proxy knows other addresses."""
-        one = None if self.proxy is not None else await reach(self.ws_uri.host, self.ws_uri.port)
-        if one is None:
+        if self.proxy is not None:
             return await super().open_tcp_connection()
         given = self.create_connection_kwargs
-        self.create_connection_kwargs = {**given, "sock": one}
+        self.create_connection_kwargs = {**given, "sock": await reach(self.ws_uri.host, self.ws_uri.port)}
         try:
             return await super().open_tcp_connection()
         finally:

@@ -21,7 +21,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import asyncpg
 from blake3 import blake3
@@ -170,7 +170,7 @@ class ArchivedDays:
         reading, self._reading = self._reading, None
         return reading.result()
 
-    async def check(self, connection: asyncpg.Connection[Any], table: str, day: int, now: int) -> None:
+    async def check(self, connection: asyncpg.Connection, table: str, day: int, now: int) -> None:
         """Compare a finished day, whose partition is `table`, with the lake as `look` has seen it.
 
         Returns if the lake holds all its rows, and raises `NotArchived` if not; errors of the driver pass. A
@@ -305,7 +305,7 @@ def _decode(path: Path) -> Manifest:
         raise LakeError(f"the lake's {path.name} cannot be used: it is damaged: {error}") from None
 
 
-async def _digest(connection: asyncpg.Connection[Any], table: str, batch: _Batch, last: int) -> RowsDigest:
+async def _digest(connection: asyncpg.Connection, table: str, batch: _Batch, last: int) -> RowsDigest:
     """The digest of our own rows in the range of a batch; `last` is the last sequence of the table."""
     digest = RowsDigest()
     joined, single = _JOINED.format(table=table), _SINGLE.format(table=table)

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import asyncpg
 
@@ -128,7 +128,7 @@ def translate_errors() -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def deadline(connection: asyncpg.Connection[Any], seconds: float) -> AsyncIterator[None]:
+async def deadline(connection: asyncpg.Connection, seconds: float) -> AsyncIterator[None]:
     """Translate errors, and end the connection if its work is not done after `seconds`.
 
     Raises `StoreUnavailable` then. Cancelling the work would not be enough: a cancelled transaction is first
@@ -176,7 +176,7 @@ async def connect(
     connect_timeout: float,
     answer_timeout: float | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
-) -> asyncpg.Connection[Any]:
+) -> asyncpg.Connection:
     """Open a connection that pg_stat_activity shows as `name`, with `settings` for its session.
 
     If the URL names several servers, the first that answers as wanted is used; each gets its share of the
@@ -214,7 +214,7 @@ async def connect(
     raise StoreUnavailable(f"none of {len(servers)} servers: {'; '.join(said)}")
 
 
-async def _prepare(connection: asyncpg.Connection[Any], timeout: float) -> None:
+async def _prepare(connection: asyncpg.Connection, timeout: float) -> None:
     try:
         connection.get_settings().register_data_types(_ARRAYS)
         if connection.get_server_version() >= _HAS_TRANSACTION_TIMEOUT:
@@ -252,7 +252,7 @@ class ConnectionPool:
         name: str,
         connect_timeout: float,
         turn_timeout: float = 15.0,
-        check: Callable[[asyncpg.Connection[Any]], Awaitable[object]] | None = None,
+        check: Callable[[asyncpg.Connection], Awaitable[object]] | None = None,
         **settings: str,
     ) -> None:
         """`check` looks at each new connection before it is lent, and raises if it must not be."""
@@ -262,8 +262,8 @@ class ConnectionPool:
         self._connect_timeout = connect_timeout
         self._turn_timeout = turn_timeout
         self._settings = settings
-        self._idle: list[asyncpg.Connection[Any]] = []
-        self._lent: set[asyncpg.Connection[Any]] = set()
+        self._idle: list[asyncpg.Connection] = []
+        self._lent: set[asyncpg.Connection] = set()
         self._turns = Turns(size)
         self._waiting: dict[Turn, asyncio.Future[None]] = {}
         self._begun: dict[Turn, float] = {}
@@ -273,7 +273,7 @@ class ConnectionPool:
         self.gives_way: Callable[[], bool] = lambda: False
 
     @contextlib.asynccontextmanager
-    async def lease(self, payer: Payer | None = None) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def lease(self, payer: Payer | None = None) -> AsyncIterator[asyncpg.Connection]:
         """Lend a connection for `turn_timeout` seconds. In the block the driver's errors become the store's.
 
         Raises `StoreUnavailable`; cancelling while waiting lends nothing.
@@ -329,7 +329,7 @@ class ConnectionPool:
         self._look = None
         self._begin()
 
-    async def _take(self) -> asyncpg.Connection[Any]:
+    async def _take(self) -> asyncpg.Connection:
         self._check_is_open()
         while self._idle:
             connection = self._idle.pop()
@@ -363,7 +363,7 @@ class ConnectionPool:
             connection.terminate()
 
 
-async def close_quietly(connection: asyncpg.Connection[Any], timeout: float = 2.0) -> None:
+async def close_quietly(connection: asyncpg.Connection, timeout: float = 2.0) -> None:
     """End a connection cleanly, or by force if the server does not answer."""
     try:
         await connection.close(timeout=timeout)
@@ -379,7 +379,7 @@ async def connected(
     *,
     longest: float | None = None,
     answer_timeout: float | None = None,
-) -> AsyncIterator[asyncpg.Connection[Any]]:
+) -> AsyncIterator[asyncpg.Connection]:
     """A connection for one piece of work, closed afterwards; the driver's errors become the store's.
 
     The work may take `longest` seconds in all (`deadline`), or each of its statements `answer_timeout`.

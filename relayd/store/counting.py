@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import asyncpg
 from strata.protocol.errors import InvalidPacket
@@ -123,7 +123,7 @@ async def system_identifier(url: str) -> int | None:
         return found
 
 
-async def _buried(connection: asyncpg.Connection[Any], ids: list[bytes]) -> int:
+async def _buried(connection: asyncpg.Connection, ids: list[bytes]) -> int:
     """How many of these have a tombstone: an empty row without one is damage."""
     if not await connection.fetchval("SELECT to_regclass('tombstones') IS NOT NULL"):
         return 0  # the schema of a version that erased nothing

@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import asyncpg
 
@@ -43,7 +42,7 @@ class Doorbell:
         callback: Callable[[int], None],
         *,
         own_pid: Callable[[], int | None],
-        read_head: Callable[[asyncpg.Connection[Any]], Awaitable[int]],
+        read_head: Callable[[asyncpg.Connection], Awaitable[int]],
         connect_timeout: float,
         others: Mapping[str, Callable[[], None]] = MappingProxyType({}),
         has_bus: bool = False,
@@ -93,7 +92,7 @@ class Doorbell:
                 _log.exception("the doorbell met what it does not know: our bug, or a damaged schema")
             await pauses.wait()
 
-    async def _start(self, connection: asyncpg.Connection[Any]) -> None:
+    async def _start(self, connection: asyncpg.Connection) -> None:
         async with deadline(connection, _PROBE_TIMEOUT):
             if not self._has_bus:
                 await connection.add_listener(CHANNEL, self._ring)
@@ -107,7 +106,7 @@ class Doorbell:
             head = await self._read_head(connection)
         self._callback(head)
 
-    async def _wait_for_loss(self, connection: asyncpg.Connection[Any]) -> None:
+    async def _wait_for_loss(self, connection: asyncpg.Connection) -> None:
         connection.add_termination_listener(lambda _: self._wake.set())
         interval = _BUS_PROBE_INTERVAL if self._has_bus else _PROBE_INTERVAL
         while not connection.is_closed():
@@ -129,7 +128,7 @@ class Doorbell:
     def _ring_other(self, connection: object, pid: int, channel: str, payload: object) -> None:
         self._others[channel]()
 
-    async def _hear_questions(self, connection: asyncpg.Connection[Any], wanted: bool) -> None:
+    async def _hear_questions(self, connection: asyncpg.Connection, wanted: bool) -> None:
         if wanted is not self._hears_questions:
             change = connection.add_listener if wanted else connection.remove_listener
             await change(ROLL_CHANNEL, self._asked)

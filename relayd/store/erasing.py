@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import asyncpg
 from strata.protocol.ids import Signer
@@ -127,7 +127,7 @@ class Eraser:
         return Erased(packets, spared)
 
     async def _one_batch(
-        self, connection: asyncpg.Connection[Any], ruling: Ruling, after: int, now: int
+        self, connection: asyncpg.Connection, ruling: Ruling, after: int, now: int
     ) -> list[asyncpg.Record]:
         async with one_batch(connection):
             rows: list[asyncpg.Record]
@@ -155,7 +155,7 @@ class Eraser:
 
 
 @contextlib.asynccontextmanager
-async def one_batch(connection: asyncpg.Connection[Any]) -> AsyncIterator[None]:
+async def one_batch(connection: asyncpg.Connection) -> AsyncIterator[None]:
     """The transaction of a batch."""
     async with connection.transaction():
         yield
@@ -165,13 +165,13 @@ async def one_batch(connection: asyncpg.Connection[Any]) -> AsyncIterator[None]:
         await failpoints.reached("store.erase.after_commit")
 
 
-async def vacuum(connection: asyncpg.Connection[Any], table: str) -> None:
+async def vacuum(connection: asyncpg.Connection, table: str) -> None:
     """Have the database remove the old rows of a table, unless retention has dropped it meanwhile."""
     with contextlib.suppress(asyncpg.UndefinedTableError):
         await connection.execute(f"VACUUM {table}")
 
 
-async def _spared(connection: asyncpg.Connection[Any], kind: SubjectKind, subject: str) -> int:
+async def _spared(connection: asyncpg.Connection, kind: SubjectKind, subject: str) -> int:
     if kind is SubjectKind.PACKET:
         found: int = await connection.fetchval(_SPARED_BY_ID, [bytes.fromhex(subject[2:])], SPARED)
     else:

@@ -12,7 +12,7 @@ A packet may arrive long after its `timestamp`, so the only upper bound is the e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import asyncpg
 
@@ -53,7 +53,7 @@ class ItemsPage(NamedTuple):
 
 
 async def read_items(
-    connection: asyncpg.Connection[Any], span: ItemRange, place: ItemPlace, declined: Declined, start: int
+    connection: asyncpg.Connection, span: ItemRange, place: ItemPlace, declined: Declined, start: int
 ) -> ItemsPage:
     """Read a page. Nothing of the range is at or below `start`; `declined` packets count as absent."""
     column, values = "", list[bytes]()

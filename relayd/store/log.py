@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import asyncpg
 from strata.protocol.keys import IDENTITY_TYPES
@@ -82,7 +82,7 @@ class Log:
         self._url = url
         self.connect_timeout = connect_timeout
         self._append_timeout = append_timeout
-        self._connection: asyncpg.Connection[Any] | None = None
+        self._connection: asyncpg.Connection | None = None
         self._turn = asyncio.Lock()
         self._closed = False
 
@@ -90,7 +90,7 @@ class Log:
         """Open the connection and a term. Raises `StoreUnavailable`, and `LogLost` as `append` does."""
         self._claims += claims
 
-        async def nothing(connection: asyncpg.Connection[Any]) -> None:
+        async def nothing(connection: asyncpg.Connection) -> None:
             pass
 
         await self._alone(nothing)
@@ -101,7 +101,7 @@ class Log:
         Raises `StoreUnavailable`.
         """
 
-        async def begin(connection: asyncpg.Connection[Any]) -> Reset | None:
+        async def begin(connection: asyncpg.Connection) -> Reset | None:
             if witness is None:
                 return await self._open_term(connection, reason)
             return await self._open_term(connection, witness=witness)
@@ -206,7 +206,7 @@ class Log:
                 [mark.last_witness for mark in marks],
             )
 
-        async def run(connection: asyncpg.Connection[Any]) -> asyncpg.Record:
+        async def run(connection: asyncpg.Connection) -> asyncpg.Record:
             if keep:
                 # No explicit transaction: the statement is one, and BEGIN and COMMIT cost 180 µs.
                 return await self._commit(connection, now, columns, peers)
@@ -221,7 +221,7 @@ class Log:
 
     async def _commit(
         self,
-        connection: asyncpg.Connection[Any],
+        connection: asyncpg.Connection,
         now: int,
         columns: tuple[object, ...],
         peers: tuple[object, ...],
@@ -235,7 +235,7 @@ class Log:
 
     async def _stand_and_append(
         self,
-        connection: asyncpg.Connection[Any],
+        connection: asyncpg.Connection,
         now: int,
         columns: tuple[object, ...],
         peers: tuple[object, ...],
@@ -253,7 +253,7 @@ class Log:
                 await self._open_term(connection)
         raise StoreUnavailable("the terms of the log keep changing")
 
-    async def _alone(self, work: Callable[[asyncpg.Connection[Any]], Awaitable[_Result]]) -> _Result:
+    async def _alone(self, work: Callable[[asyncpg.Connection], Awaitable[_Result]]) -> _Result:
         """Use the connection, one caller at a time and within `append_timeout`."""
         loop = asyncio.get_running_loop()
         async with self._turn:
@@ -262,7 +262,7 @@ class Log:
             async with deadline(connection, ends_at - loop.time()):
                 return await work(connection)
 
-    async def _connected(self, ends_at: float) -> asyncpg.Connection[Any]:
+    async def _connected(self, ends_at: float) -> asyncpg.Connection:
         if self._closed:
             raise StoreUnavailable("the store is closed")
         if self._known.is_lost:
@@ -286,7 +286,7 @@ class Log:
             self._on_backend(connection.get_server_pid())
         return self._connection
 
-    async def _check_safety(self, connection: asyncpg.Connection[Any]) -> None:
+    async def _check_safety(self, connection: asyncpg.Connection) -> None:
         """Refuse to append to a server that could lose commits, as one after a failover may."""
         try:
             await check_safety(connection, allow_unsafe=self._allow_unsafe)
@@ -298,7 +298,7 @@ class Log:
         self._problem = None
 
     async def _open_term(
-        self, connection: asyncpg.Connection[Any], reason: Reason = "start", witness: Mark | None = None
+        self, connection: asyncpg.Connection, reason: Reason = "start", witness: Mark | None = None
     ) -> Reset | None:
         reset = await open_term(
             connection, self._known, self._claims, now=int(time.time()), reason=reason, witness=witness

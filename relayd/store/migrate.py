@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import asyncpg
 
@@ -87,7 +86,7 @@ def _load_upgrade() -> Callable[[str], None]:
     return upgrade
 
 
-async def read_revision(connection: asyncpg.Connection[Any]) -> str | None:
+async def read_revision(connection: asyncpg.Connection) -> str | None:
     """The revision of a connection's database."""
     if not await connection.fetchval("SELECT to_regclass('alembic_version') IS NOT NULL"):
         return None
@@ -95,7 +94,7 @@ async def read_revision(connection: asyncpg.Connection[Any]) -> str | None:
     return revision
 
 
-async def serves_us(connection: asyncpg.Connection[Any]) -> bool:
+async def serves_us(connection: asyncpg.Connection) -> bool:
     """Whether a newer program has migrated this database and left it fit for this program.
 
     A migration that keeps older programs working says so, and the schema then names all their revisions, with
@@ -107,7 +106,7 @@ async def serves_us(connection: asyncpg.Connection[Any]) -> bool:
     return served[:1] == [revision] and REVISION in served
 
 
-async def check_revision(connection: asyncpg.Connection[Any]) -> None:
+async def check_revision(connection: asyncpg.Connection) -> None:
     """Raise `UnsafeDatabase` unless the schema is at `REVISION`, or at a later one that serves us."""
     revision = await read_revision(connection)
     if revision != REVISION and not await serves_us(connection):

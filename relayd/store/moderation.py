@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import asyncpg
 import msgspec
@@ -144,7 +144,7 @@ class Moderation:
             )
 
     @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def _turn(self) -> AsyncIterator[asyncpg.Connection]:
         """A transaction for rulings; every process looks once it is committed."""
         opened = connected(self._url, "relayd moderation", self._connect_timeout, longest=_LONGEST_RULING)
         async with opened as connection, connection.transaction():
@@ -153,36 +153,36 @@ class Moderation:
             await ring(connection)
 
 
-async def _last(connection: asyncpg.Connection[Any]) -> LastRuling:
+async def _last(connection: asyncpg.Connection) -> LastRuling:
     line = await connection.fetchrow(_LAST_LINE)
     return LastRuling(0, b"") if line is None else LastRuling(*line)
 
 
-async def take_turn(connection: asyncpg.Connection[Any]) -> None:
+async def take_turn(connection: asyncpg.Connection) -> None:
     """Lock the moderation log for this transaction until it ends."""
     await connection.execute(f"SET LOCAL lock_timeout = '{_TURN_TIMEOUT}'")
     await connection.execute(_TURN)
 
 
-async def ring(connection: asyncpg.Connection[Any]) -> None:
+async def ring(connection: asyncpg.Connection) -> None:
     """Make every process look, once this transaction is committed."""
     await connection.execute(f"SELECT pg_notify('{MODERATION_CHANNEL}', ({_LAST})::text)")
 
 
-async def write(connection: asyncpg.Connection[Any], ruling: Ruling, act: Act, now: int) -> None:
+async def write(connection: asyncpg.Connection, ruling: Ruling, act: Act, now: int) -> None:
     """Write a line to the moderation log that changes no ban."""
     await _write(connection, ruling, act, now, None, None)
 
 
 async def write_all(
-    connection: asyncpg.Connection[Any], ruling: Ruling, subjects: Sequence[str], act: Act, now: int
+    connection: asyncpg.Connection, ruling: Ruling, subjects: Sequence[str], act: Act, now: int
 ) -> None:
     """Write such a line about each of these subjects in place of the ruling's, in this order."""
     _, _, _, reason, actor, via, _ = ruling
     await connection.execute(_WRITE_ALL, now, actor, via, act, ruling.kind, reason, list(subjects))
 
 
-async def _apply(connection: asyncpg.Connection[Any], ruling: Ruling, now: int) -> bool:
+async def _apply(connection: asyncpg.Connection, ruling: Ruling, now: int) -> bool:
     row = await connection.fetchrow(_ONE, ruling.kind, ruling.subject)
     before = None if row is None else _ban(row)
     if not ruling.bans:
@@ -206,13 +206,13 @@ async def _apply(connection: asyncpg.Connection[Any], ruling: Ruling, now: int) 
     return True
 
 
-async def _write_over(connection: asyncpg.Connection[Any], ban: Ban, now: int) -> None:
+async def _write_over(connection: asyncpg.Connection, ban: Ban, now: int) -> None:
     ended = Ruling(ban.kind, ban.subject, False, "its time was over", ban.actor, "relay")
     await _write(connection, ended, Act.EXPIRE, now, ban, None)
 
 
 async def _write(
-    connection: asyncpg.Connection[Any],
+    connection: asyncpg.Connection,
     ruling: Ruling,
     act: Act,
     now: int,

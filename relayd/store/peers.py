@@ -132,7 +132,7 @@ async def register_peers(
 
 
 async def register_peers_over(
-    connection: asyncpg.Connection[Any], peers: Sequence[tuple[str, str]]
+    connection: asyncpg.Connection, peers: Sequence[tuple[str, str]]
 ) -> dict[str, int]:
     """Like `register_peers`, over an existing connection."""
     for relay_id, address in peers:
@@ -158,7 +158,7 @@ class PeerStore:
         self._url = url
         self._connect_timeout = connect_timeout
         self._answer_timeout = answer_timeout
-        self._connection: asyncpg.Connection[Any] | None = None
+        self._connection: asyncpg.Connection | None = None
         self._turn = asyncio.Lock()
 
     async def take_lead(self) -> bool:
@@ -306,7 +306,7 @@ class PeerStore:
             return await getattr(connection, how)(statement, *arguments)
 
     @contextlib.asynccontextmanager
-    async def _connected(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
         """The connection, for one caller at a time. A lost connection is not replaced: a new one would not
         have the lead, and the caller that notices the loss may not be the one that must know."""
         async with self._turn:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import asyncpg
 from strata.protocol.ids import Signer
@@ -246,9 +246,7 @@ class PlaceEraser:
         return sign_tombstone(stone, self._signer)
 
 
-async def _known(
-    connection: asyncpg.Connection[Any], places: Sequence[PacketPlace], of_rows: str
-) -> KnownPlaces:
+async def _known(connection: asyncpg.Connection, places: Sequence[PacketPlace], of_rows: str) -> KnownPlaces:
     sequences = [place.sequence for place in places]
     ids = [_digest(place) for place in places]
     head = await connection.fetchval(HEAD)
@@ -308,7 +306,7 @@ def _bury(known: KnownPlaces, name: str, sequence: int) -> None:
 
 
 async def _write(
-    connection: asyncpg.Connection[Any],
+    connection: asyncpg.Connection,
     places: Sequence[PacketPlace],
     stones: Sequence[bytes],
     fates: Sequence[Fate],

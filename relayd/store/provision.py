@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 import asyncpg
 
@@ -25,14 +24,14 @@ async def provision(url: str, role: str, *, is_new: bool, password: str | None, 
     """
 
     @contextlib.asynccontextmanager
-    async def connected(database: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def connected(database: str) -> AsyncIterator[asyncpg.Connection]:
         connection = await asyncpg.connect(url, database=database, timeout=timeout, command_timeout=timeout)
         try:
             yield connection
         finally:
             await close_quietly(connection)
 
-    async def set_password(connection: asyncpg.Connection[Any]) -> None:
+    async def set_password(connection: asyncpg.Connection) -> None:
         if password is not None:
             await connection.execute(f"ALTER ROLE {role} PASSWORD '{password}'")
 

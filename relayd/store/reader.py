@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import asyncpg
@@ -118,7 +118,7 @@ class Reader:
         self._replica_due_at = 0.0
         self._replica_pause = _REPLICA_AWAY_SECONDS[0]
         self._learnt_under = known.lineage
-        self._replayed: WeakKeyDictionary[asyncpg.Connection[Any], int] = WeakKeyDictionary()
+        self._replayed: WeakKeyDictionary[asyncpg.Connection, int] = WeakKeyDictionary()
         self._positions: OrderedDict[int, int] = OrderedDict()
         self.declined = Declined()
         """The packets that pages and look-ups by id leave out (R-323). It may be replaced, never changed."""
@@ -210,7 +210,7 @@ class Reader:
                 if declined is self.declined:  # else it was replaced while the page was read: read again
                     return page
 
-    async def _search(self, connection: asyncpg.Connection[Any], span: _Span) -> LogPage:
+    async def _search(self, connection: asyncpg.Connection, span: _Span) -> LogPage:
         """Try one way after another, each from where the one before has stopped."""
         query, rows, size = span.query, list[StoredPacket](), 0
         for way in ways(query):
@@ -307,7 +307,7 @@ class Reader:
                 self._known.saw(rows[-1][0])
         return [entry(tuple(row)[:-1]) for row in rows]
 
-    async def _bounds(self, connection: asyncpg.Connection[Any], query: LogQuery) -> tuple[int, int | None]:
+    async def _bounds(self, connection: asyncpg.Connection, query: LogQuery) -> tuple[int, int | None]:
         """Turn the bounds on time into bounds on the sequence, so that a page starts where its rows are.
 
         They only narrow the search: the statement still compares each row's times.
@@ -326,7 +326,7 @@ class Reader:
             up_to = position if up_to is None else min(up_to, position)
         return after, up_to
 
-    async def _position(self, connection: asyncpg.Connection[Any], received_at: int) -> tuple[int, bool]:
+    async def _position(self, connection: asyncpg.Connection, received_at: int) -> tuple[int, bool]:
         """The sequence up to which everything was received before a time, and whether that is final."""
         received_at = max(0, min(received_at, _LAST_DAY * DAY_SECONDS))
         self._forget_other_terms()
@@ -343,9 +343,7 @@ class Reader:
         return position, settled
 
     @contextlib.asynccontextmanager
-    async def _page_connection(
-        self, needed: int, payer: Payer | None
-    ) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def _page_connection(self, needed: int, payer: Payer | None) -> AsyncIterator[asyncpg.Connection]:
         """Lend a connection to a server that has the log up to `needed`."""
         async with contextlib.AsyncExitStack() as stack:
             connection = await self._from_replica(stack, needed, payer)
@@ -360,7 +358,7 @@ class Reader:
 
     async def _from_replica(
         self, stack: contextlib.AsyncExitStack, needed: int, payer: Payer | None
-    ) -> asyncpg.Connection[Any] | None:
+    ) -> asyncpg.Connection | None:
         """A connection to a replica that has enough, lent until `stack` unwinds; None to use the primary."""
         if self._replica is None:
             return None
@@ -397,7 +395,7 @@ class Reader:
             self._replayed.clear()
             self._positions.clear()
 
-    async def _has_replayed(self, connection: asyncpg.Connection[Any], needed: int) -> bool:
+    async def _has_replayed(self, connection: asyncpg.Connection, needed: int) -> bool:
         # Kept per connection: there may be several replicas behind one address.
         self._forget_other_terms()
         if self._replayed.get(connection, -1) < needed:

@@ -16,7 +16,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import asyncpg
 from strata.protocol.keys import IDENTITY_TYPES
@@ -104,7 +104,7 @@ _CLOCKS_APART = 3600
 """Seconds of difference that are worth a line in our log."""
 
 
-async def agreed_now(connection: asyncpg.Connection[Any]) -> int:
+async def agreed_now(connection: asyncpg.Connection) -> int:
     """The earlier of this machine's clock and the database's, in Unix seconds: one of them may be far ahead,
     and must not drop days."""
     here = int(time.time())
@@ -155,7 +155,7 @@ class Retention:
         # Two or three partitions to probe for an id; without retention, one per year.
         self._generation_days = self._memory_days if retention_days else _YEAR_DAYS
 
-    async def sweep(self, connection: asyncpg.Connection[Any], now: int) -> Swept:
+    async def sweep(self, connection: asyncpg.Connection, now: int) -> Swept:
         """Do one round, or nothing while another process does one; a partition that cannot be locked waits.
 
         Use the connection for nothing else: closing it releases the lock. Raises `StoreUnavailable`.
@@ -168,7 +168,7 @@ class Retention:
                 return Swept(0, 0)
             return await self._sweep(connection, now)
 
-    async def _sweep(self, connection: asyncpg.Connection[Any], now: int) -> Swept:
+    async def _sweep(self, connection: asyncpg.Connection, now: int) -> Swept:
         today, head_day = now // DAY_SECONDS, day_of(await connection.fetchval(HEAD))
         # The next sequence belongs to the day of the head or to a later one. If the clock is far behind, the
         # day that it names may have been dropped, and cannot be made again.
@@ -191,9 +191,7 @@ class Retention:
         )
         return Swept(days, generations)
 
-    async def _remove_days(
-        self, connection: asyncpg.Connection[Any], past: Sequence[_Partition], now: int
-    ) -> int:
+    async def _remove_days(self, connection: asyncpg.Connection, past: Sequence[_Partition], now: int) -> int:
         """Remove the days past retention, the oldest first, up to one that must wait. Returns how many."""
         if self._archived is None:
             return await self._remove_all(connection, past, now)
@@ -222,9 +220,7 @@ class Retention:
         )
         self._on_waiting(len(waiting), why.reason.value)
 
-    async def _remove_all(
-        self, connection: asyncpg.Connection[Any], past: Sequence[_Partition], now: int
-    ) -> int:
+    async def _remove_all(self, connection: asyncpg.Connection, past: Sequence[_Partition], now: int) -> int:
         """Remove these partitions in this order. Returns how many were removed."""
         removed = 0
         for partition in past:
@@ -233,7 +229,7 @@ class Retention:
             removed += 1
         return removed
 
-    async def _prepare_days(self, connection: asyncpg.Connection[Any], today: int) -> None:
+    async def _prepare_days(self, connection: asyncpg.Connection, today: int) -> None:
         async with connection.transaction():
             await connection.execute("SELECT FROM log_head FOR UPDATE")
             await connection.execute(
@@ -242,7 +238,7 @@ class Retention:
             for day in range(today, today + _AHEAD_DAYS + 1):
                 await connection.execute("SELECT relay_add_day($1)", day)
 
-    async def _remove(self, connection: asyncpg.Connection[Any], partition: _Partition, now: int) -> bool:
+    async def _remove(self, connection: asyncpg.Connection, partition: _Partition, now: int) -> bool:
         """Take a partition out of the log and drop it; False if readers did not release it in time."""
         for patience in _PATIENCE:
             try:
@@ -255,7 +251,7 @@ class Retention:
         return False
 
     async def _detach(
-        self, connection: asyncpg.Connection[Any], partition: _Partition, patience: str, now: int
+        self, connection: asyncpg.Connection, partition: _Partition, patience: str, now: int
     ) -> None:
         parent, name = partition.parent, partition.name
         async with connection.transaction():
@@ -283,12 +279,12 @@ class Retention:
             )
 
 
-async def _drop(connection: asyncpg.Connection[Any], partition: _Partition) -> None:
+async def _drop(connection: asyncpg.Connection, partition: _Partition) -> None:
     # Separate from the detaching: deleting a large file takes a while, and the log need not wait for it.
     await connection.execute(f"DROP TABLE IF EXISTS {partition.name}")
 
 
-async def _past(connection: asyncpg.Connection[Any], parent: str, floor: int) -> list[_Partition]:
+async def _past(connection: asyncpg.Connection, parent: str, floor: int) -> list[_Partition]:
     """The partitions that end by day `floor`, the oldest first."""
     return sorted(
         partition
@@ -297,7 +293,7 @@ async def _past(connection: asyncpg.Connection[Any], parent: str, floor: int) ->
     )
 
 
-async def _partitions(connection: asyncpg.Connection[Any]) -> list[_Partition]:
+async def _partitions(connection: asyncpg.Connection) -> list[_Partition]:
     partitions = []
     for name, attached in await connection.fetch(_PARTITIONS):
         match = _NAME.fullmatch(name)

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import asyncpg
 import msgspec
@@ -55,11 +55,11 @@ class RollCall:
         self.process = f"{self._number:08x}"
         """The name of this process, which is the first half of its sessions' ids."""
 
-    async def attend(self, connection: asyncpg.Connection[Any]) -> None:
+    async def attend(self, connection: asyncpg.Connection) -> None:
         """Show other processes that this one answers, as long as this connection lasts."""
         await connection.execute(_HOLD, _THERE, self._number)
 
-    async def is_asking(self, connection: asyncpg.Connection[Any]) -> bool:
+    async def is_asking(self, connection: asyncpg.Connection) -> bool:
         """Whether somebody is waiting for answers."""
         return bool(await connection.fetch(_HOLDERS, _ASKING))
 
@@ -106,5 +106,5 @@ async def _wait(answers: Answers, came: asyncio.Event) -> None:
                 came.clear()
 
 
-async def _notify(connection: asyncpg.Connection[Any], channel: str, payload: bytes) -> None:
+async def _notify(connection: asyncpg.Connection, channel: str, payload: bytes) -> None:
     await connection.execute("SELECT pg_notify($1, $2)", channel, payload.decode())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import asyncpg
 
 from relayd.store.types import UnsafeDatabase
@@ -22,7 +20,7 @@ SELECT current_setting('server_version_num')::int AS version, pg_is_in_recovery(
 """
 
 
-async def check_safety(connection: asyncpg.Connection[Any], *, allow_unsafe: bool = False) -> None:
+async def check_safety(connection: asyncpg.Connection, *, allow_unsafe: bool = False) -> None:
     """Raise `UnsafeDatabase`, naming the setting, if a commit may not survive a crash.
 
     `allow_unsafe` (the setting `allow_unsafe_database`) accepts unsafe durability settings, for throw-away

@@ -7,7 +7,7 @@ packet that may be accepted next time counts in no comparison, so it is requeste
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import asyncpg
 from strata.protocol.errors import ErrorCode, InvalidPacket
@@ -61,7 +61,7 @@ SELECT "timestamp", packet_id FROM peer_skips WHERE peer_id = $1 AND "timestamp"
 
 
 async def read_skips(
-    connection: asyncpg.Connection[Any], peer_id: int, since: int, until: int, most: int
+    connection: asyncpg.Connection, peer_id: int, since: int, until: int, most: int
 ) -> Sequence[tuple[int, bytes]]:
     """`timestamp` and id of this peer's packets in a range of time that were refused permanently."""
     rows = await connection.fetch(_READ, peer_id, since, min(until, 2**62), most, _MAY_PASS)

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import asyncpg
 
@@ -109,7 +108,7 @@ class Store:
         self._retention = retention
         self._url = url
         self._connect_timeout = log.connect_timeout
-        self._first: asyncpg.Connection[Any] | None = None
+        self._first: asyncpg.Connection | None = None
         """The connection of the checks at startup; the first chore uses it too, and closes it."""
         self._doorbell: Doorbell | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -166,7 +165,7 @@ class Store:
                 **_READER,
             )
 
-        async def check(connection: asyncpg.Connection[Any]) -> None:
+        async def check(connection: asyncpg.Connection) -> None:
             await read_head(connection, known)
 
         lost = asyncio.Event()
@@ -330,7 +329,7 @@ class Store:
         if self._listener is not None:
             raise RuntimeError("the store has its listener already")
 
-        async def look(connection: asyncpg.Connection[Any]) -> int:
+        async def look(connection: asyncpg.Connection) -> int:
             return await read_head(connection, self.known)
 
         self._doorbell = Doorbell(
@@ -393,7 +392,7 @@ class Store:
             return await register_peers_over(first, peers)
 
     @contextlib.asynccontextmanager
-    async def _chore(self, name: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def _chore(self, name: str) -> AsyncIterator[asyncpg.Connection]:
         """A connection for one piece of work; it is closed afterwards."""
         first, self._first = self._first, None
         if first is None or first.is_closed():

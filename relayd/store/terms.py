@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import asyncpg
 
@@ -84,7 +84,7 @@ class Reset:
     """Unix seconds."""
 
 
-async def read_head(connection: asyncpg.Connection[Any], known: KnownLog) -> int:
+async def read_head(connection: asyncpg.Connection, known: KnownLog) -> int:
     """The end of the log. Raises `LogLost` if it contradicts what is known."""
     seen = known.seen
     head, tag = await read_state(connection)
@@ -96,14 +96,14 @@ async def read_head(connection: asyncpg.Connection[Any], known: KnownLog) -> int
     return await agree(connection, known)
 
 
-async def notice(connection: asyncpg.Connection[Any], known: KnownLog, sequence: int) -> None:
+async def notice(connection: asyncpg.Connection, known: KnownLog, sequence: int) -> None:
     """Note that a packet at this sequence was read and will be served or cached: if a failover loses it, that
     must be noticed even if the feed has not come that far. Raises `LogLost`."""
     if sequence > known.seen:
         await read_head(connection, known)
 
 
-async def read_state(connection: asyncpg.Connection[Any]) -> tuple[int, bytes]:
+async def read_state(connection: asyncpg.Connection) -> tuple[int, bytes]:
     """The end of the log, and the tag of its term. Raises `StoreUnavailable` if the log has no end yet."""
     state = await connection.fetchrow(STATE)
     if state is None:
@@ -111,7 +111,7 @@ async def read_state(connection: asyncpg.Connection[Any]) -> tuple[int, bytes]:
     return state[0], state[1]
 
 
-async def agree(connection: asyncpg.Connection[Any], known: KnownLog) -> int:
+async def agree(connection: asyncpg.Connection, known: KnownLog) -> int:
     """Adopt the terms that others have opened, and return the end of the log. Raises `LogLost`."""
     certain = known.mark
     lineage, head = await _read(connection)
@@ -124,7 +124,7 @@ async def agree(connection: asyncpg.Connection[Any], known: KnownLog) -> int:
 
 
 async def open_term(
-    connection: asyncpg.Connection[Any],
+    connection: asyncpg.Connection,
     known: KnownLog,
     claims: Sequence[Claim],
     *,
@@ -172,7 +172,7 @@ async def open_term(
     return Reset(epoch, head, found, now)
 
 
-async def read_resets(connection: asyncpg.Connection[Any]) -> list[Reset]:
+async def read_resets(connection: asyncpg.Connection) -> list[Reset]:
     """The epochs that have begun since the first, oldest first."""
     return [Reset(*row) for row in await connection.fetch(_RESETS)]
 
@@ -205,7 +205,7 @@ def _has_moved(place: asyncpg.Record, is_exact: bool) -> bool:
     return bool(place["other_timeline"]) and not is_exact
 
 
-async def _read(connection: asyncpg.Connection[Any]) -> tuple[Lineage, int]:
+async def _read(connection: asyncpg.Connection) -> tuple[Lineage, int]:
     rows = await connection.fetch(_LINEAGE)
     if not rows:
         raise StoreUnavailable(_NOT_THERE)

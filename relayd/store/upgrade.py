@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import asyncpg
 import sqlalchemy as sa
@@ -112,7 +112,7 @@ def served_revisions(scripts: ScriptDirectory) -> list[str]:
 
 
 def _engine(url: str) -> AsyncEngine:
-    async def open_connection() -> asyncpg.Connection[Any]:
+    async def open_connection() -> asyncpg.Connection:
         # Our own opener, not SQLAlchemy's, so that the URL means the same as for every other connection.
         return await connect(url, name="relayd migrate", connect_timeout=_CONNECT_TIMEOUT)
 

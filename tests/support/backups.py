@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -83,6 +82,6 @@ class Copied:
         finally:
             await connection.close()
 
-    async def _connected(self) -> asyncpg.Connection[Any]:
+    async def _connected(self) -> asyncpg.Connection:
         async with asyncio.timeout(20):
             return await asyncpg.connect(self._server_url)

@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -28,7 +27,7 @@ class Server:
 
     def __init__(self, runner: asyncio.Runner, url: str) -> None:
         self._runner = runner
-        self._connection: asyncpg.Connection[Any] | None = None
+        self._connection: asyncpg.Connection | None = None
         self.url = url
         self.template = f"relayd_template_{os.getpid()}"
 
@@ -124,7 +123,7 @@ async def second_store(database: str) -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def sql(database: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+async def sql(database: str) -> AsyncIterator[asyncpg.Connection]:
     """A connection that bypasses the store."""
     connection = await asyncpg.connect(database)
     yield connection
@@ -132,7 +131,7 @@ async def sql(database: str) -> AsyncIterator[asyncpg.Connection[Any]]:
 
 
 @pytest.fixture
-async def observer(database: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+async def observer(database: str) -> AsyncIterator[asyncpg.Connection]:
     """A connection that is never inside a transaction, in which pg_stat_activity would not change."""
     connection = await asyncpg.connect(database)
     yield connection

@@ -134,9 +134,9 @@ async def test_closing_ends_what_is_waiting(database, locked, sql, observer, eve
 
 
 async def test_a_connection_that_is_being_opened_when_the_pool_closes_is_lent_to_nobody(database):
-    opened: list[asyncpg.Connection[Any]] = []
+    opened: list[asyncpg.Connection] = []
 
-    async def closes_meanwhile(connection: asyncpg.Connection[Any]) -> None:
+    async def closes_meanwhile(connection: asyncpg.Connection) -> None:
         opened.append(connection)
         await pool.close()
 
@@ -306,7 +306,7 @@ async def test_a_replica_that_was_ahead_of_the_server_promoted_is_asked_for_noth
 
 
 @contextlib.asynccontextmanager
-async def replica(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+async def replica(url: str) -> AsyncIterator[asyncpg.Connection]:
     connection = await asyncpg.connect(url)
     try:
         yield connection
@@ -314,7 +314,7 @@ async def replica(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
         await connection.close()
 
 
-async def replay(behind: asyncpg.Connection[Any], packets: list[NewPacket]) -> None:
+async def replay(behind: asyncpg.Connection, packets: list[NewPacket]) -> None:
     """Append under the present term of the database."""
     await behind.fetchrow(
         "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, NULL, NULL, NULL, false,"

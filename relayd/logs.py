@@ -14,7 +14,7 @@ import ipaddress
 import logging
 import sys
 from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 if TYPE_CHECKING:
     from structlog.typing import Processor
@@ -125,7 +125,9 @@ class _Handler(logging.StreamHandler[TextIO]):
             super().handleError(record)
 
 
-def _withhold(logger: object, method_name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def _withhold(
+    logger: object, method_name: str, event: MutableMapping[str, object]
+) -> MutableMapping[str, object]:
     for name in event.keys() & _NEVER_LOGGED:
         event[name] = "[withheld]"
     for name in event.keys() & _ADDRESS_FIELDS:
@@ -134,7 +136,9 @@ def _withhold(logger: object, method_name: str, event: MutableMapping[str, Any])
     return event
 
 
-def _escape(logger: object, method_name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def _escape(
+    logger: object, method_name: str, event: MutableMapping[str, object]
+) -> MutableMapping[str, object]:
     """Escape the text of a library's line, which may contain a peer's words: they must not control the
     terminal or start a new line. The renderer escapes the other fields."""
     text = str(event.get("event", ""))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -59,7 +58,7 @@ def sample_file() -> str:
     return _SAMPLE_HEAD + "".join(_sample_entry(row) for row in setting_table().values())
 
 
-def describe_type(type_: Any) -> str:
+def describe_type(type_: object) -> str:
     """A setting's type and range in words."""
     info = msgspec.inspect.type_info(type_)
     if isinstance(info, msgspec.inspect.UnionType):

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import msgspec
 import typer
@@ -33,6 +33,8 @@ from relayd.version import VERSION
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+    from relayd.transfer.files import ExportSummary, ImportSummary
 
 # Each command imports what only it needs: `relayd check-config` loads no driver, `--help` no progress bar.
 
@@ -324,7 +326,7 @@ def export_(
     """
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.database import require_database
-    from relayd.transfer.files import ExportSummary, export_log, open_store, resume_point
+    from relayd.transfer.files import export_log, open_store, resume_point
 
     async def run(show: Callable[[ExportSummary], None]) -> ExportSummary:
         require_database(settings)
@@ -361,7 +363,7 @@ def import_(
     """
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.transfer.examiner import Examiner
-    from relayd.transfer.files import ImportSummary, import_log, open_store
+    from relayd.transfer.files import import_log, open_store
 
     async def run(show: Callable[[ImportSummary], None]) -> ImportSummary:
         with _opened(source, "rb", sys.stdin.buffer) as file, _maybe_opened(quarantine) as kept:
@@ -410,7 +412,7 @@ def _plain(settings: Settings) -> dict[str, object]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in shown.items()}
 
 
-def _summarise(summary: Any, json: bool, *, to_stdout: bool) -> None:
+def _summarise(summary: ExportSummary | ImportSummary, json: bool, *, to_stdout: bool) -> None:
     """Print the totals of a transfer: on stdout, unless stdout carries the data."""
     values = {name: value for name, value in dataclasses.asdict(summary).items() if value != {}}
     text = msgspec.json.encode(values).decode() if json else ", ".join(f"{k} {v}" for k, v in values.items())

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from strata.protocol.errors import InvalidMessage
@@ -31,6 +31,26 @@ _MEANING: Final = {
     "content_type": "the packets of each type, in the order of the log",
     "sequence": "the log itself, packet by packet",
 }
+
+
+class _Node(msgspec.Struct):
+    """One node of a plan, as PostgreSQL describes it."""
+
+    type: str = msgspec.field(name="Node Type")
+    cost: float = msgspec.field(name="Total Cost")
+    rows: float = msgspec.field(name="Actual Rows")
+    loops: float = msgspec.field(name="Actual Loops")
+    removed: float = msgspec.field(name="Rows Removed by Filter", default=0)
+    index: str = msgspec.field(name="Index Name", default="")
+    relation: str = msgspec.field(name="Relation Name", default="")
+    hit_blocks: int = msgspec.field(name="Shared Hit Blocks", default=0)
+    read_blocks: int = msgspec.field(name="Shared Read Blocks", default=0)
+    plans: tuple[_Node, ...] = msgspec.field(name="Plans", default=())
+
+
+class _Plan(msgspec.Struct):
+    node: _Node = msgspec.field(name="Plan")
+    milliseconds: float = msgspec.field(name="Execution Time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,46 +102,37 @@ async def explain(url: str, query: LogQuery, limit: int, *, timeout: float = 10.
                 told = await connection.fetchval(
                     f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", *values
                 )
-                [whole] = msgspec.json.decode(told)
-                found.append(_explained(way.value, whole))
+                [plan] = msgspec.json.decode(told, type=tuple[_Plan])
+                found.append(_explained(way.value, plan))
             return found
     finally:
         await close_quietly(connection)
 
 
-def _explained(way: str, whole: dict[str, Any]) -> Explained:
-    plan = whole["Plan"]
-    nodes = list(_nodes(plan, 0))
-    leaves = [node for _, node in nodes if not node.get("Plans") and node.get("Actual Loops")]
+def _explained(way: str, plan: _Plan) -> Explained:
+    root = plan.node
+    nodes = list(_nodes(root, 0))
+    leaves = [node for _, node in nodes if not node.plans and node.loops]
     return Explained(
         way=way,
         meaning=_MEANING[way],
-        indexes=tuple(
-            sorted({node["Index Name"] for _, node in nodes if "Index Name" in node and node["Actual Loops"]})
-        ),
-        rows=plan["Actual Rows"],
-        looked_at=int(
-            sum(
-                (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
-                for node in leaves
-            )
-        ),
-        milliseconds=round(whole["Execution Time"], 3),
-        cost=plan["Total Cost"],
-        blocks=plan.get("Shared Hit Blocks", 0) + plan.get("Shared Read Blocks", 0),
+        indexes=tuple(sorted({node.index for _, node in nodes if node.index and node.loops})),
+        rows=int(root.rows),
+        looked_at=int(sum((node.rows + node.removed) * node.loops for node in leaves)),
+        milliseconds=round(plan.milliseconds, 3),
+        cost=root.cost,
+        blocks=root.hit_blocks + root.read_blocks,
         plan=tuple(_line(depth, node) for depth, node in nodes),
     )
 
 
-def _nodes(node: dict[str, Any], depth: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def _nodes(node: _Node, depth: int) -> Iterator[tuple[int, _Node]]:
     yield depth, node
-    for child in node.get("Plans", ()):
+    for child in node.plans:
         yield from _nodes(child, depth + 1)
 
 
-def _line(depth: int, node: dict[str, Any]) -> str:
-    what = node.get("Index Name") or node.get("Relation Name") or ""
-    ran = f"{node['Actual Rows']:g} rows" if node["Actual Loops"] else "never run"
-    return (
-        f"{'  ' * depth}{node['Node Type']}{f' {what}' if what else ''}: {ran}, cost {node['Total Cost']:g}"
-    )
+def _line(depth: int, node: _Node) -> str:
+    what = node.index or node.relation
+    ran = f"{node.rows:g} rows" if node.loops else "never run"
+    return f"{'  ' * depth}{node.type}{f' {what}' if what else ''}: {ran}, cost {node.cost:g}"

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
+import msgspec
 import typer
 
 from relayd.cli import console
 from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDirInUse, Json
 from relayd.config import Settings
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_INCOMPLETE
+
+if TYPE_CHECKING:
+    from relayd.federation.checking import PeerCheck
 
 __all__ = ["peers", "since_of"]
 
@@ -140,16 +145,21 @@ def peers_show(
         console.print_json(found)
         return
     for name, value in found.items():
-        if name == "refused":
-            for reason, count in value.items():
-                typer.echo(f"refused: {count} {reason}")
-        elif name == "noted":
-            for kind, counts in value.items():
-                typer.echo(f"noted: {kind} {counts}")
-        elif name == "compared":
-            typer.echo("never compared" if value is None else _compared(value))
-        elif value not in (None, [], ""):
-            typer.echo(f"{name}: {value}")
+        match name, value:
+            case "refused", dict():
+                for reason, count in value.items():
+                    typer.echo(f"refused: {count} {reason}")
+            case "noted", dict():
+                for kind, counts in value.items():
+                    typer.echo(f"noted: {kind} {counts}")
+            case "compared", None:
+                typer.echo("never compared")
+            case "compared", dict():
+                typer.echo(_compared(value))
+            case _, None | [] | "":
+                pass
+            case _:
+                typer.echo(f"{name}: {value}")
 
 
 @peers.command("reconcile")
@@ -199,10 +209,10 @@ def _change_peer(
     typer.echo(f"{action}: {console.run(change_peer(settings, peer, action))}")
 
 
-async def _followed(settings: Settings, peer: str, since: int | None, *, quiet: bool) -> dict[str, Any]:
+async def _followed(settings: Settings, peer: str, since: int | None, *, quiet: bool) -> dict[str, object]:
     from relayd.federation.checking import ask_comparison
 
-    last: dict[str, Any] = {}
+    last: dict[str, object] = {}
     async for last in ask_comparison(settings, peer, since):
         if not quiet and not last["done"]:
             typer.echo(
@@ -213,21 +223,24 @@ async def _followed(settings: Settings, peer: str, since: int | None, *, quiet: 
     return last
 
 
-def _compared(found: dict[str, Any]) -> str:
-    def at(name: str) -> str:
-        return datetime.fromtimestamp(found[name]).astimezone().isoformat(timespec="seconds")
+def _compared(found: Mapping[str, object]) -> str:
+    from relayd.federation.comparing import ComparisonResult
 
-    lines = [f"compared from {at('since')} to {at('until')}: {found['items']} packets here"]
-    lines += [f"  {found[name]:>8}  {text}" for text, name in _ROWS]
-    lines.append(f"{found['rounds']} rounds, {found['bytes']} bytes, {found['parts']} parts")
-    if found.get("is_cut"):
+    def at(moment: int) -> str:
+        return datetime.fromtimestamp(moment).astimezone().isoformat(timespec="seconds")
+
+    result = msgspec.convert(found, ComparisonResult)
+    lines = [f"compared from {at(result.since)} to {at(result.until)}: {result.items} packets here"]
+    lines += [f"  {getattr(result, name):>8}  {text}" for text, name in _ROWS]
+    lines.append(f"{result.rounds} rounds, {result.bytes} bytes, {result.parts} parts")
+    if result.is_cut:
         lines.append("there is more that is missing: compare again")
-    if found.get("problem"):
-        lines.append(f"not to the end: {found['problem']}")
+    if result.problem:
+        lines.append(f"not to the end: {result.problem}")
     return "\n".join(lines)
 
 
-def _checked(found: dict[str, Any]) -> str:
+def _checked(found: PeerCheck) -> str:
     if not found["reached"]:
         return f"{found['relay_id']}  {found['url']}  not reached: {found['problem']}"
     behind = found["behind_seconds"]

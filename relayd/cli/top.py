@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 from relayd.cli.scraped import Scraped, scrape
 
 __all__ = ["Look", "figures", "look", "table"]
 
 _MIB: Final = 2**20
+
+Figures: TypeAlias = dict[str, str | float | None]
+"""The figures of a relay by name; None for one that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ def look(url: str) -> Look:
     return Look(scrape(url), time.monotonic())
 
 
-def figures(now: Look, before: Look | None) -> dict[str, Any]:
+def figures(now: Look, before: Look | None) -> Figures:
     """The figures of the relay by name; rates and latencies are since `before`, or since its start."""
     new, old = now.scraped, None if before is None else before.scraped
     started = new.total("process_start_time_seconds")
@@ -73,7 +76,7 @@ def figures(now: Look, before: Look | None) -> dict[str, Any]:
     }
 
 
-def table(found: dict[str, Any]) -> str:
+def table(found: Figures) -> str:
     """The figures as lines for people."""
     width = max(map(len, found))
     return "\n".join(
@@ -81,9 +84,11 @@ def table(found: dict[str, Any]) -> str:
     )
 
 
-def _shown(name: str, value: Any) -> str:
+def _shown(name: str, value: str | float | None) -> str:
     if value is None:
         return "–"
+    if isinstance(value, str):
+        return value
     if name.endswith("_bytes"):
         return f"{value / _MIB:.1f} MiB"
     if name.endswith("_seconds"):

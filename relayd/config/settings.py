@@ -521,7 +521,7 @@ class Setting:
     """The description of one setting, without its value."""
 
     name: str
-    type: Any
+    type: object
     default: Any
     unit: str
     doc: str

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import TypedDict
 
 from strata.protocol.errors import StrataError
 from strata.protocol.ids import Identity
@@ -19,14 +19,29 @@ from relayd.federation.peers_file import Upstream, read_peers
 from relayd.federation.selection import query_for
 from relayd.store.peers import PeerRow, PeerStore, printable
 
-__all__ = ["ask_comparison", "check_peers", "peer_details"]
+__all__ = ["PeerCheck", "ask_comparison", "check_peers", "peer_details"]
 
 _CHECK_TIMEOUT = 15.0
 _POLL_SECONDS = 0.5
 _PATIENCE_SECONDS = 60.0
 
 
-async def check_peers(settings: Settings, name: str | None = None) -> list[dict[str, Any]]:
+class PeerCheck(TypedDict):
+    """What `check_peers` reports of one peer."""
+
+    relay_id: str
+    url: str
+    reached: bool
+    grants: list[str]
+    extensions: list[str]
+    clock_ahead: int | None
+    newest: int | None
+    read_up_to: int | None
+    behind_seconds: int | None
+    problem: str | None
+
+
+async def check_peers(settings: Settings, name: str | None = None) -> list[PeerCheck]:
     """Reach each relay of `peers_file`, or the one whose DID begins with `name`, and report its state.
 
     Raises `StoreError` and `ConfigurationError`; a problem with a peer is in its `problem`.
@@ -44,10 +59,8 @@ async def check_peers(settings: Settings, name: str | None = None) -> list[dict[
     return await asyncio.gather(*(_check(peer, own, rows.get(peer.relay_id), named) for peer in peers))
 
 
-async def _check(
-    peer: Upstream, own: Identity, row: PeerRow | None, named: Sequence[Upstream]
-) -> dict[str, Any]:
-    found: dict[str, Any] = {
+async def _check(peer: Upstream, own: Identity, row: PeerRow | None, named: Sequence[Upstream]) -> PeerCheck:
+    found: PeerCheck = {
         "relay_id": peer.relay_id,
         "url": peer.url,
         "reached": False,
@@ -80,7 +93,7 @@ async def _check(
     return found
 
 
-async def peer_details(settings: Settings, name: str) -> dict[str, Any]:
+async def peer_details(settings: Settings, name: str) -> dict[str, object]:
     """All that is known of one peer, by the start of its DID. Raises `StoreError`, `ConfigurationError`."""
     peers = {each.relay_id: each for each in read_peers(settings.peers_file)}
     async with open_table(settings) as table:
@@ -113,7 +126,9 @@ def _noted(conduct: Conduct) -> dict[str, str]:
     return {kind: f"{good} good, {bad} bad" for kind, (good, bad) in sorted(totals.items())}
 
 
-async def ask_comparison(settings: Settings, name: str, since: int | None) -> AsyncIterator[dict[str, Any]]:
+async def ask_comparison(
+    settings: Settings, name: str, since: int | None
+) -> AsyncIterator[dict[str, object]]:
     """Have the running relay compare sets with a peer; yield the state, the last time when it is done.
 
     Raises `StoreError`, and `ConfigurationError` if this relay reads from no such peer. Closing it early

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from strata.protocol.canonical import MAX_SAFE_INTEGER
 from strata.protocol.fields import is_content_id
@@ -15,7 +13,7 @@ __all__ = ["claimed_id", "claims_of"]
 
 class _Claims(msgspec.Struct, gc=False):
     packet_id: str
-    timestamp: Any = None
+    timestamp: object = None
 
 
 _CLAIMS = msgspec.json.Decoder(_Claims)

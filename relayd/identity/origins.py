@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import msgspec
 from strata.protocol.provenance import Root, VerifyingKey
@@ -21,6 +21,8 @@ from relayd.config import ConfigurationError
 __all__ = ["ENTRY_POINT_GROUP", "EvidenceFile", "load_verifiers", "read_roots", "read_verifiers"]
 
 ENTRY_POINT_GROUP: Final = "relayd.evidence"
+
+_Section = TypeVar("_Section")
 
 
 class _AppAttest(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,7 +100,9 @@ def load_verifiers(names: Iterable[str]) -> dict[str, EvidenceVerifier]:
     return verifiers
 
 
-def _maker(section: Any, make: Callable[[Any], EvidenceVerifier]) -> Callable[[], EvidenceVerifier] | None:
+def _maker(
+    section: _Section | None, make: Callable[[_Section], EvidenceVerifier]
+) -> Callable[[], EvidenceVerifier] | None:
     return None if section is None else lambda: make(section)
 
 

@@ -8,24 +8,26 @@ thirty times the memory, and push the chains of other authors out of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from types import EllipsisType
+from typing import Final, TypeAlias
 
 import msgspec
 from strata.protocol.packets import Packet
 
 __all__ = ["OBJECT_BYTES", "outlined", "weight_of"]
 
-# The shapes of what is read: None for a text or a number, the shape of the elements in a tuple for an array,
-# and the shapes of the members that are read for an object.
+_Shape: TypeAlias = "EllipsisType | tuple[_Shape] | Mapping[str, _Shape] | None"
+"""The shape of what is read: None for a text or a number, the shape of the elements in a tuple for an array,
+the shapes of the members that are read for an object, and `...` for a value of any form."""
 _TEXTS: Final = (None,)
 
 
-def _members(*names: str) -> dict[str, Any]:
+def _members(*names: str) -> dict[str, _Shape]:
     """The shape of an object of texts and numbers."""
     return dict.fromkeys(names)
 
 
-_METHOD: Final = _members(
+_METHOD: Final[_Shape] = _members(
     "id",
     "type",
     "controller",
@@ -37,14 +39,15 @@ _METHOD: Final = _members(
     "revoked_at",
     "usage",
 )
-_DOCUMENT: Final = _members("id", "created_at", "prev_did_doc_hash") | {
+_DOCUMENT: Final[_Shape] = {
+    **_members("id", "created_at", "prev_did_doc_hash"),
     "verification_method": (_METHOD,),
     "authentication": _TEXTS,
     "assertion": _TEXTS,
     "recovery_policy": {"threshold": None, "key_ids": _TEXTS},
 }
-_CLIENT_KEY: Final = _members("key_id", "public_key", "valid_from", "valid_until")
-_CONTENTS: Final[Mapping[str, Mapping[str, Any]]] = {
+_CLIENT_KEY: Final[_Shape] = _members("key_id", "public_key", "valid_from", "valid_until")
+_CONTENTS: Final[Mapping[str, Mapping[str, _Shape]]] = {
     "KEY_EVENT": _members(
         "event",
         "key_id",
@@ -60,7 +63,7 @@ _CONTENTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "CLIENT_MANIFEST": {
         **_members("client_id", "name", "description", "homepage"),
         "public_keys": (_CLIENT_KEY,),
-        "bundle_ids": ...,  # of any form
+        "bundle_ids": ...,
     },
 }
 """The shape of the content of each type that is kept this way: everything that a reader looks at."""
@@ -89,15 +92,15 @@ def weight_of(packet: Packet) -> int:
     return texts * packet.size_bytes + _VALUE_BYTES * _count(packet.value) + OBJECT_BYTES
 
 
-def _cut(value: Any, shape: Any) -> Any:
+def _cut(value: object, shape: _Shape) -> object:
     """The part of a decoded value that has this shape."""
     if shape is ...:
         return value
     if type(value) is dict:
-        named = shape if type(shape) is dict else {}
+        named = shape if isinstance(shape, dict) else {}
         return {name: _cut(member, named[name]) for name, member in value.items() if name in named}
     if type(value) is list:
-        return [_cut(element, shape[0]) for element in value] if type(shape) is tuple else []
+        return [_cut(element, shape[0]) for element in value] if isinstance(shape, tuple) else []
     return value
 
 

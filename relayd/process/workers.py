@@ -22,9 +22,10 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Final
 
 import uvloop
@@ -390,7 +391,7 @@ class _Worker:
 
 def _work(
     values: dict[str, Any],
-    origin: tuple[Any, ...] | None,
+    origin: tuple[Path | None, Mapping[str, str], Mapping[str, object]] | None,
     database_url: str,
     port: int,
     pipe: Pipe,

@@ -107,8 +107,8 @@ class PeerComparison(NamedTuple):
     asked_since: int | None
     """The time from which to compare for the requests that wait; None for all that may count."""
     is_running: bool
-    found: dict[str, Any] | None
-    """What the last or the current comparison has found so far: see `federation.comparing.Found`."""
+    found: dict[str, object] | None
+    """What the last or the current comparison has found so far: the members of a `ComparisonResult`."""
     equal_at: int | None
     """The last time at which nothing of the peer's was missing here."""
 

@@ -15,7 +15,7 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from relayd.logs import get_logger
 from relayd.slices import Slices
@@ -75,7 +75,9 @@ def bind(host: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
                 raise
 
 
-def _bound(found: Iterable[tuple[Any, ...]], reuse_port: bool) -> list[socket.socket]:
+def _bound(
+    found: Iterable[tuple[int, int, int, str, tuple[object, ...]]], reuse_port: bool
+) -> list[socket.socket]:
     with contextlib.ExitStack() as stack:
         listening: list[socket.socket] = []
         for family, kind, protocol, _, (host, port, *more) in found:

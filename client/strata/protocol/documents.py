@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import msgspec
 from blake3 import blake3
@@ -317,7 +317,7 @@ def _read(value: object, text: bytes) -> DidDocument:
     return document
 
 
-def _read_methods(did: str, listed: Any) -> tuple[VerificationMethod, ...]:
+def _read_methods(did: str, listed: object) -> tuple[VerificationMethod, ...]:
     if type(listed) is not list or not listed:
         refuse("a document without verification_method")
     methods = tuple(_read_method(did, members) for members in listed)
@@ -332,7 +332,7 @@ def _read_methods(did: str, listed: Any) -> tuple[VerificationMethod, ...]:
     return methods
 
 
-def _read_method(did: str, members: Any) -> VerificationMethod:
+def _read_method(did: str, members: object) -> VerificationMethod:
     if type(members) is not dict:
         refuse("verification_method is not an array of objects")
     if _members.text(members, "type") != _METHOD_TYPE:

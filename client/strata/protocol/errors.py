@@ -110,7 +110,6 @@ RFC-0001 §11.1 and RFC-0007 §6; the additive ones are decisions A-034 and A-06
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 __all__ = [
     "Closed",
@@ -200,12 +199,12 @@ class StrataError(Exception):
     """The root of every error that this library raises on purpose. Errors can be pickled, to cross
     processes."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # The default calls the constructor with `args`, but these constructors take keywords.
         return _restore, (type(self), self.args, self.__dict__)
 
 
-def _restore(kind: type[StrataError], args: tuple[Any, ...], members: dict[str, object]) -> StrataError:
+def _restore(kind: type[StrataError], args: tuple[object, ...], members: dict[str, object]) -> StrataError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(members)
     return error

@@ -14,7 +14,7 @@ The signature covers the canonical form of all other members.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from blake3 import blake3
 
@@ -73,7 +73,7 @@ def read_tombstone(raw: bytes, public_key: bytes | None = None) -> Tombstone:
     Raises `InvalidInput` for anything else.
     """
     value, _ = canonical.parse(raw)
-    members: dict[str, Any] = value if isinstance(value, dict) else {}
+    members: dict[str, object] = value if isinstance(value, dict) else {}
     signature = hex_bytes(members.get("signature"), 64)
     packet_id, relay_id = members.get("packet_id"), members.get("relay_id")
     numbers = [integer(members.get(name)) for name in ("sequence", "received_at", "erased_at")]

@@ -113,7 +113,7 @@ def _list(members: Mapping[str, object], name: str) -> list[object]:
     return value
 
 
-def _each(name: str, items: Sequence[Any], read: Any) -> tuple[Any, ...]:
+def _each(name: str, items: Sequence[object], read: Any) -> tuple[Any, ...]:
     """Read every item; an error says which item is bad."""
     found = []
     for number, item in enumerate(items):
@@ -140,7 +140,7 @@ def _relay(item: object) -> KnownRelay:
     return KnownRelay(text)
 
 
-def _documents(items: Sequence[Any]) -> dict[str, tuple[DidDocument, ...]]:
+def _documents(items: Sequence[object]) -> dict[str, tuple[DidDocument, ...]]:
     documents: dict[str, tuple[DidDocument, ...]] = {}
     for document in _each("did_documents", items, lambda item: DidDocument.parse(canonical.encode(item))):
         documents[document.did] = (*documents.get(document.did, ()), document)
@@ -157,7 +157,7 @@ def _pointer(item: object) -> tuple[str, str]:
     return did, document_hash
 
 
-def _keys(members: Any) -> dict[str, bytes]:
+def _keys(members: object) -> dict[str, bytes]:
     if members is None:
         return {}
     if type(members) is not dict:

@@ -142,7 +142,7 @@ def _boolean(text: str) -> bool:
     raise ValueError(text)
 
 
-_READERS: dict[str, Callable[[str], Any]] = {
+_READERS: dict[str, Callable[[str], object]] = {
     "int": int,
     "int | None": lambda text: int(text) if text else None,
     "float": float,

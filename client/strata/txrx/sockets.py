@@ -11,7 +11,7 @@ import socket
 import ssl
 import stat
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from strata.relays.reaching import reach
 from strata.txrx.addresses import TcpAddress, TlsAddress, UnixAddress
@@ -126,7 +126,9 @@ async def _listen_tcp(host: str, port: int) -> list[socket.socket]:
                 raise
 
 
-def _bound(addresses: Iterable[tuple[Any, ...]], host: str, port: int) -> list[socket.socket]:
+def _bound(
+    addresses: Iterable[tuple[int, int, int, str, tuple[object, ...]]], host: str, port: int
+) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for family, kind, protocol, _, where in addresses:

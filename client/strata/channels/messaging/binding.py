@@ -18,7 +18,6 @@ from __future__ import annotations
 import base64
 import binascii
 from functools import lru_cache
-from typing import Any
 
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageReceived, ReceivedEnvelope
 from strata.protocol import canonical, ids, packets
@@ -60,7 +59,7 @@ def build_packet(
 
     Raises `InvalidPacket` if the packet is larger than `max_bytes` (C-289).
     """
-    content: dict[str, Any] = {
+    content: dict[str, object] = {
         "type": envelope.content_topic,
         "profile": PROFILE,
         "payload": base64.b64encode(envelope.payload).decode("ascii"),
@@ -175,7 +174,7 @@ def largest_payload(author: str, topic: str, max_packet_bytes: int, *, repairabl
     return max(0, room // 4 * 3)
 
 
-def _payload(content: dict[str, Any]) -> bytes | None:
+def _payload(content: dict[str, object]) -> bytes | None:
     text = content.get("payload")
     if type(text) is not str:
         return None

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from strata.protocol import fields, ids
 from strata.protocol import members as _members
@@ -143,7 +142,7 @@ def document_content(document: DidDocument) -> dict[str, object]:
     return {"type": "DID_DOCUMENT", "document": document.value}
 
 
-def _event_content(event: str, key_id: str, reason: str | None, **members: Any) -> dict[str, object]:
+def _event_content(event: str, key_id: str, reason: str | None, **members: object) -> dict[str, object]:
     content = {"type": "KEY_EVENT", "event": event, "key_id": key_id, **members}
     return content if reason is None else content | {"reason": reason}
 

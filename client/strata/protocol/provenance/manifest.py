@@ -113,7 +113,7 @@ def manifest_content(
     }
 
 
-def _read_key(entry: Any) -> ClientKey | None:
+def _read_key(entry: object) -> ClientKey | None:
     if type(entry) is not dict:
         return None
     key_id = entry.get("key_id")

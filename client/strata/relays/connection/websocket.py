@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -35,7 +34,7 @@ class _Ended(asyncio.Transport):
         super().__init__()
         self._ended = ended
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
+    def get_extra_info(self, name: str, default: object = None) -> object:
         return self._ended.get_extra_info(name, default)
 
     def is_closing(self) -> bool:

@@ -11,12 +11,12 @@ import itertools
 import secrets
 import ssl as ssl_module
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from websockets.protocol import State
+from websockets.typing import Subprotocol
 
 from strata.protocol import packets
 from strata.protocol.ids import Identity, Signer
@@ -49,7 +49,7 @@ class Subject:
     """
 
     url: str
-    manifest: dict[str, Any] = field(default_factory=dict)
+    manifest: dict[str, object] = field(default_factory=dict)
     extensions: frozenset[str] = frozenset()
     relay_id: str | None = None
     sends_challenge: bool = False
@@ -123,7 +123,7 @@ class Context:
         type: str = "POST",
         age: int = 0,
         expires_in: int | None = LIFETIME_SECONDS,
-        **content: Any,
+        **content: object,
     ) -> Packet:
         """A valid packet, `age` seconds old, that expires by itself; further content members by name."""
         return self.build(signer, {"type": type, "text": text, **content}, age=age, expires_in=expires_in)
@@ -131,13 +131,15 @@ class Context:
     def build(
         self,
         signer: Signer,
-        content: dict[str, Any],
+        content: Mapping[str, object],
         *,
         age: int = 0,
         expires_in: int | None = LIFETIME_SECONDS,
-        **options: Any,
+        provenance_header: Mapping[str, object] | None = None,
+        extra: Mapping[str, object] | None = None,
+        allow_unattested: bool = False,
     ) -> Packet:
-        """A valid packet with this content; `options` are those of `strata.protocol.packets.build`."""
+        """A valid packet with this content; the options are those of `strata.protocol.packets.build`."""
         now = self.now()
         return packets.build(
             signer,
@@ -145,30 +147,42 @@ class Context:
             timestamp=now - age,
             expires_at=None if expires_in is None else now + expires_in,
             nonce=f"{self._run}-{next(self._numbers)}",
+            provenance_header=provenance_header,
+            extra=extra,
             max_bytes=2**30,
-            **options,
+            allow_unattested=allow_unattested,
         )
 
-    def packets(self, signer: Signer, count: int, **options: Any) -> list[Packet]:
+    def packets(self, signer: Signer, count: int) -> list[Packet]:
         """Valid packets, numbered from 0 in `content.n`."""
-        return [self.packet(signer, n=number, **options) for number in range(count)]
+        return [self.packet(signer, n=number) for number in range(count)]
 
     @asynccontextmanager
     async def connect(
-        self, *, anonymous: bool = False, expects_limit: str | None = None, path: str = "", **options: Any
+        self,
+        *,
+        anonymous: bool = False,
+        expects_limit: str | None = None,
+        path: str = "",
+        subprotocols: Sequence[Subprotocol] | None = None,
+        compression: str | None = None,
+        max_queue: int = 16,
     ) -> AsyncIterator[Peer]:
         """A new connection; authenticated if the run has an identity, unless `anonymous`.
 
-        `expects_limit` is the detail of the limit that the check is about. `options` go to the WebSocket
-        library, whose errors are raised.
+        `expects_limit` is the detail of the limit that the check is about. Raises the errors of the WebSocket
+        library.
         """
-        given: dict[str, Any] = {"compression": None, "ping_interval": None, "close_timeout": _CLOSE_TIMEOUT}
         socket = await open_websocket(
             self.subject.url + path,
             ssl=self._ssl,
             open_timeout=self.patience.answer,
             max_size=_MAX_MESSAGE_BYTES,
-            **{**given, **options},
+            subprotocols=subprotocols,
+            compression=compression,
+            max_queue=max_queue,
+            ping_interval=None,
+            close_timeout=_CLOSE_TIMEOUT,
         )
         peer = Peer(
             socket,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from strata.protocol import canonical, packets
 from strata.protocol.auth import signing_input
@@ -51,13 +50,13 @@ class KeyOf:
         return self.key.sign(message)
 
 
-def members(packet: Packet, **changes: Any) -> dict[str, Any]:
+def members(packet: Packet, **changes: object) -> dict[str, object]:
     """The members of a packet with some changes; `...` removes a member."""
     changed = packet.value | changes
     return {name: value for name, value in changed.items() if value is not ...}
 
 
-def seal(signer: Signer, value: Mapping[str, Any]) -> bytes:
+def seal(signer: Signer, value: Mapping[str, object]) -> bytes:
     """A packet of these members with a correct id and signature, whatever else is wrong with it."""
     body = {name: item for name, item in value.items() if name not in ("packet_id", "signature")}
     signed = canonical.encode(body)
@@ -99,11 +98,24 @@ def with_member(raw: bytes, text: str) -> bytes:
     return raw[:-1] + b"," + text.encode("utf-8", "surrogatepass") + b"}"
 
 
-def sized(signer: Signer, content: Mapping[str, Any], size_bytes: int, **options: Any) -> Packet:
+def sized(
+    signer: Signer,
+    content: Mapping[str, object],
+    size_bytes: int,
+    *,
+    timestamp: int,
+    expires_at: int | None = None,
+) -> Packet:
     """A packet whose canonical form has exactly `size_bytes` bytes; its text fills it up."""
 
     def made(text: str) -> Packet:
-        return packets.build(signer, {**content, "text": text}, max_bytes=_MANY_BYTES, **options)
+        return packets.build(
+            signer,
+            {**content, "text": text},
+            timestamp=timestamp,
+            expires_at=expires_at,
+            max_bytes=_MANY_BYTES,
+        )
 
     return made("x" * (size_bytes - made("").size_bytes))
 
@@ -118,8 +130,8 @@ def publish_text(packet: Packet | bytes | str, client_msg_id: str | None = None)
 
 
 def auth_message(
-    signer: Signer, challenge: Mapping[str, Any], *, signed: bytes | None = None, **changes: Any
-) -> dict[str, Any]:
+    signer: Signer, challenge: Mapping[str, object], *, signed: bytes | None = None, **changes: object
+) -> dict[str, object]:
     """An AUTH that answers a challenge; `signed` replaces the bytes signed, `...` removes a member."""
     text = signing_input(str(challenge["challenge"]), str(challenge["server_id"]))
     message = {

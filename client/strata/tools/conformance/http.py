@@ -7,7 +7,6 @@ import ssl as ssl_module
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,7 +24,7 @@ class HttpAnswer:
     content_type: str = ""
     body: bytes = b""
 
-    def json(self) -> Any:
+    def json(self) -> object:
         """The body as JSON, or None."""
         try:
             return msgspec.json.decode(self.body)

@@ -20,7 +20,6 @@ import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
@@ -248,7 +247,7 @@ class Peer:
     # Subscriptions.
 
     async def subscribe(
-        self, subscription_id: str, filters: Message | None = None, **options: Any
+        self, subscription_id: str, filters: Message | None = None, **options: object
     ) -> StoredHistory:
         """Open a subscription and return its stored packets. Fails on an ERROR."""
         history, error = await self.try_subscribe(subscription_id, filters, **options)
@@ -257,7 +256,7 @@ class Peer:
         return history
 
     async def try_subscribe(
-        self, subscription_id: str, filters: Message | None = None, **options: Any
+        self, subscription_id: str, filters: Message | None = None, **options: object
     ) -> tuple[StoredHistory, Message | None]:
         """Open a subscription; return its stored packets, and the ERROR if it is refused."""
         message = {

@@ -12,7 +12,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -66,7 +65,7 @@ def summarise(results: Sequence[Result], seconds: float) -> Summary:
     return Summary(Counter((result.check.level, result.outcome) for result in results), seconds)
 
 
-def check_record(check: Check) -> dict[str, Any]:
+def check_record(check: Check) -> dict[str, object]:
     """The description of a check, for programs."""
     return {
         "check": check.name,
@@ -79,7 +78,7 @@ def check_record(check: Check) -> dict[str, Any]:
     }
 
 
-def record(result: Result) -> dict[str, Any]:
+def record(result: Result) -> dict[str, object]:
     """One result, for programs."""
     return {
         **check_record(result.check),
@@ -90,7 +89,7 @@ def record(result: Result) -> dict[str, Any]:
     }
 
 
-def summary_record(summary: Summary, url: str) -> dict[str, Any]:
+def summary_record(summary: Summary, url: str) -> dict[str, object]:
     """The last line of a run, for programs."""
     levels = {
         level.value: {outcome.value: summary.of(level, outcome) for outcome in Outcome} for level in Keyword

@@ -10,7 +10,6 @@ check it belongs to, and keeps the first breach of each row; the concluding chec
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import msgspec
 
@@ -94,7 +93,7 @@ class Witness:
         self.breaches.setdefault(row, what)
 
 
-def _verify(packet: dict[str, Any], text: str, annotations: Any) -> None:
+def _verify(packet: dict[str, object], text: str, annotations: object) -> None:
     """Raise `InvalidInput` unless the packet's id and schema are valid.
 
     Signatures by keys other than the author's own belong to section 5, so signatures are not judged here.

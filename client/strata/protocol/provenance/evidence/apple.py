@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.provenance import x509 as paths
@@ -93,7 +93,7 @@ class AppAttestVerifier:
         if authenticator.credential_id != _key_id(leaf):
             refuse_evidence("the credential is not the attested key", "credential_mismatch")
 
-    def _leaf(self, certificates: Any, now: int) -> x509.Certificate:
+    def _leaf(self, certificates: object, now: int) -> x509.Certificate:
         if type(certificates) is not list or not all(type(der) is bytes for der in certificates):
             refuse_evidence("the statement carries no certificates", "malformed_evidence")
         try:

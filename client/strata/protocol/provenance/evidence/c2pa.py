@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.provenance import x509 as paths
@@ -60,7 +60,7 @@ _ORIGIN_SOURCES = {
 
 class _Signature(NamedTuple):
     protected: bytes
-    algorithm: int
+    algorithm: object
     certificates: list[bytes]
     value: bytes
 
@@ -114,7 +114,7 @@ def _read_signature(data: bytes) -> _Signature:
     protected, unprotected, payload, signature = value
     if type(protected) is not bytes or type(signature) is not bytes or payload is not None:
         refuse_evidence("the claim signature is not a detached COSE_Sign1", "malformed_evidence")
-    header: dict[Any, Any] = decode_map(protected)
+    header: dict[object, object] = decode_map(protected)
     certificates = header.get(_CERTIFICATES)
     if certificates is None and type(unprotected) is dict:
         certificates = unprotected.get(_CERTIFICATES, unprotected.get("x5chain"))
@@ -144,7 +144,7 @@ def _verify(leaf: x509.Certificate, signature: _Signature, message: bytes) -> bo
     return False
 
 
-def _curve_hash(key: ec.EllipticCurvePublicKey, algorithm: Any) -> hashes.HashAlgorithm | None:
+def _curve_hash(key: ec.EllipticCurvePublicKey, algorithm: object) -> hashes.HashAlgorithm | None:
     if algorithm == _ES256 and isinstance(key.curve, ec.SECP256R1):
         return hashes.SHA256()
     if algorithm == _ES384 and isinstance(key.curve, ec.SECP384R1):
@@ -152,10 +152,10 @@ def _curve_hash(key: ec.EllipticCurvePublicKey, algorithm: Any) -> hashes.HashAl
     return None
 
 
-def _bound_assertions(claim: dict[Any, Any], manifest: SuperBox) -> Iterator[SuperBox]:
+def _bound_assertions(claim: dict[object, object], manifest: SuperBox) -> Iterator[SuperBox]:
     """The assertions that the claim lists, each after its hash has been compared."""
     store = manifest.child("c2pa.assertions")
-    listed: list[Any] = []
+    listed: list[object] = []
     for name in ("assertions", "created_assertions", "gathered_assertions"):
         entries = claim.get(name)
         listed += entries if type(entries) is list else []

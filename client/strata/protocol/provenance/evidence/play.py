@@ -83,7 +83,7 @@ class PlayIntegrityVerifier:
         if not any(label in enough for label in labels):
             refuse_evidence("the device falls short of the threshold", "device_verdict")
 
-    def _open(self, token: bytes) -> dict[str, Any]:
+    def _open(self, token: bytes) -> dict[str, object]:
         """Verify the token's signature and return its claims."""
         for key, algorithm in self._keys:
             try:
@@ -107,9 +107,9 @@ def _signing_key(der: bytes) -> tuple[Any, str]:
     raise ValueError("a signer of integrity tokens has a P-256 or RSA key")
 
 
-def _object(members: dict[str, Any], name: str) -> dict[str, Any]:
+def _object(members: dict[str, object], name: str) -> dict[str, object]:
     value = members.get(name)
     if type(value) is not dict:
         refuse_evidence(f"the token has no {name}", "malformed_evidence")
-    result: dict[str, Any] = value
+    result: dict[str, object] = value
     return result

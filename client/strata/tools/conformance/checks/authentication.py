@@ -7,7 +7,6 @@ import base64
 import binascii
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from strata.protocol.ids import Signer, is_did
 from strata.tools.conformance.checks.keys import Keys
@@ -40,8 +39,10 @@ async def _challenged(context: Context) -> AsyncIterator[tuple[Peer, Message]]:
         yield peer, await peer.challenge()
 
 
-async def _auth(peer: Peer, signer: Signer, challenge: Message, **changes: Any) -> Message:
-    return await peer.ask(auth_message(signer, challenge, **changes))
+async def _auth(
+    peer: Peer, signer: Signer, challenge: Message, *, signed: bytes | None = None, **changes: object
+) -> Message:
+    return await peer.ask(auth_message(signer, challenge, signed=signed, **changes))
 
 
 def _expect_auth_ok(answer: Message, did: str) -> list[str]:
@@ -241,10 +242,10 @@ async def auth_may_be_repeated(context: Context) -> None:
 async def capabilities_are_what_was_asked_and_granted(context: Context) -> None:
     """Effective capabilities are those both requested and granted, without unknown ones and `replicate`"""
 
-    async def effective(**changes: Any) -> set[str]:
+    async def effective(**changes: list[str]) -> set[str]:
         identity = context.identity()
         async with _challenged(context) as (peer, challenge):
-            answer = await _auth(peer, identity, challenge, **changes)
+            answer = await _auth(peer, identity, challenge, signed=None, **changes)
             return set(_expect_auth_ok(answer, identity.did))
 
     granted = await effective()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from strata.protocol import canonical
 from strata.tools.conformance.context import Context
@@ -16,7 +15,7 @@ __all__ = ["CHECKS"]
 
 CHECKS = Group(1)
 
-HARD_TO_KEEP: dict[str, Any] = {
+HARD_TO_KEEP: dict[str, object] = {
     "text": 'Grüße, relay € 🦀 \u0000\u0001\u001f\u2028 \\"/',
     "numbers": [1.0, 0.5, 1e-7, 1e21, -0.0, 5e-324, 1.7976931348623157e308, 2**53 - 1, 0.1 + 0.2],
     "names": {"\ue000": 1, "😀": 2, "a\u0000": 3, "": 4, "Z": 5, "é": 6, "e\u0301": 7},

@@ -7,7 +7,6 @@ know them, these rows cannot be judged from outside.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from blake3 import blake3
 
@@ -26,7 +25,7 @@ __all__ = ["CHECKS"]
 CHECKS = Group(4)
 
 
-def _method(did: str, name: str, key: Identity, **changes: Any) -> Message:
+def _method(did: str, name: str, key: Identity, **changes: object) -> Message:
     method = {
         "id": f"{did}#{name}",
         "type": "Ed25519VerificationKey2020",
@@ -40,7 +39,7 @@ def _method(did: str, name: str, key: Identity, **changes: Any) -> Message:
     return {member: value for member, value in method.items() if value is not ...}
 
 
-def _document(author: Identity, *methods: Message, **changes: Any) -> Message:
+def _document(author: Identity, *methods: Message, **changes: object) -> Message:
     """A document with the author's own key and further methods; all but recovery keys sign everything."""
     listed = [_method(author.did, "keys-1", author), *methods]
     signing = [method["id"] for method in listed if method.get("usage") != "recovery"]
@@ -149,7 +148,7 @@ async def forks_fail_closed(context: Context) -> None:
         expect_error(await peer.publish(context.packet(author)), "invalid_signature")
 
 
-async def _with_recovery(context: Context, peer: Peer, threshold: Any = 2) -> tuple[Keys, list[KeyOf]]:
+async def _with_recovery(context: Context, peer: Peer, threshold: object = 2) -> tuple[Keys, list[KeyOf]]:
     """An identity that has declared three recovery keys, and those keys."""
     keys = Keys(context)
     recovery = [context.identity() for _ in range(3)]

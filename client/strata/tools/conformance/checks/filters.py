@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from strata.protocol.packets import Packet
 from strata.tools.conformance.context import Context
 from strata.tools.conformance.model import Group, Keyword
 from strata.tools.conformance.peer import expect_error, expect_ok, ids_of
@@ -72,13 +71,13 @@ async def filters_combine(context: Context) -> None:
     authors = [context.identity() for _ in range(3)]
     kinds = [context.type() for _ in range(3)]
 
-    def matrix() -> list[tuple[int, int, Any]]:
+    def matrix() -> list[tuple[int, int, Packet]]:
         return [(a, t, context.packet(authors[a], type=kinds[t])) for a in range(3) for t in range(3)]
 
     filters = {"authors": [authors[0].did, authors[2].did], "types": [kinds[1], kinds[2]]}
     stored, live = matrix(), matrix()
 
-    def wanted(cells: list[tuple[int, int, Any]]) -> list[str]:
+    def wanted(cells: list[tuple[int, int, Packet]]) -> list[str]:
         return [packet.packet_id for a, t, packet in cells if a in (0, 2) and t in (1, 2)]
 
     async with context.connect() as peer:

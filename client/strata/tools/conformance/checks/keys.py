@@ -6,8 +6,6 @@ further keys.
 
 from __future__ import annotations
 
-from typing import Any
-
 from strata.protocol.ids import Identity, Signer
 from strata.protocol.packets import Packet
 from strata.tools.conformance.context import Context
@@ -35,32 +33,32 @@ class Keys:
         self.second = KeyOf(self.did, self._second)
         self.second_id = f"{self.did}#keys-2"
 
-    def event(self, kind: str, signer: Signer | None = None, **members: Any) -> Packet:
+    def event(self, kind: str, signer: Signer | None = None, **members: object) -> Packet:
         """A KEY_EVENT, signed by the first key unless another is given; `...` removes a member."""
         content = {"type": "KEY_EVENT", "event": kind, **members}
         content = {name: value for name, value in content.items() if value is not ...}
         return self.context.build(signer or self.first, content)
 
-    def add(self, signer: Signer | None = None, **members: Any) -> Packet:
+    def add(self, signer: Signer | None = None, **members: object) -> Packet:
         """An ADD of the second key, valid since a minute ago unless `members` says otherwise."""
         return self.event("ADD", signer, **self._new_key() | members)
 
-    def rotate(self, **members: Any) -> Packet:
+    def rotate(self, **members: object) -> Packet:
         """A ROTATE of the first key to the second."""
         return self.event("ROTATE", **self._new_key() | {"replaces": self.first_id} | members)
 
-    def revoke(self, key_id: str, signer: Signer | None = None, *, ago: int = 1, **members: Any) -> Packet:
+    def revoke(self, key_id: str, signer: Signer | None = None, *, ago: int = 1, **members: object) -> Packet:
         """A REVOKE of a key, as of `ago` seconds before now."""
         revoked = {"key_id": key_id, "revoked_at": self.context.now() - ago, "reason": "conformance"}
         return self.event("REVOKE", signer, **revoked | members)
 
-    def by_first(self, **options: Any) -> Packet:
+    def by_first(self, *, age: int = 0, n: int = 0) -> Packet:
         """A packet by the first key."""
-        return self.context.packet(self.first, **options)
+        return self.context.packet(self.first, age=age, n=n)
 
-    def by_second(self, **options: Any) -> Packet:
+    def by_second(self, *, age: int = 0) -> Packet:
         """A packet by the second key."""
-        return self.context.packet(self.second, **options)
+        return self.context.packet(self.second, age=age)
 
     def _new_key(self) -> Message:
         return {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+
+from websockets.typing import Subprotocol
 
 from strata.protocol.wire import EXTENSIONS
 from strata.tools.conformance.context import Context
@@ -55,9 +56,8 @@ async def fragments_are_one_message(context: Context) -> None:
 @CHECKS("R-129", source="decision A-064", extension=DECISIONS)
 async def offers_are_optional(context: Context) -> None:
     """No subprotocol is needed, an offered one is ignored, and compression may be offered"""
-    offers: tuple[dict[str, Any], ...] = ({}, {"subprotocols": ["chat"]}, {"compression": "deflate"})
-    for offer in offers:
-        async with context.connect(**offer) as peer:
+    for subprotocols, compression in ((None, None), ([Subprotocol("chat")], None), (None, "deflate")):
+        async with context.connect(subprotocols=subprotocols, compression=compression) as peer:
             expect(peer.socket.subprotocol is None, "no subprotocol", peer.socket.subprotocol)
             expect_ok(await peer.publish(context.packet(context.identity(), "x" * 2000)))
 

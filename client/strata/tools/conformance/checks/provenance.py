@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from typing import Any
 
 from strata.protocol import canonical
 from strata.protocol.errors import InvalidInput
@@ -25,7 +24,7 @@ _MEDIA_HASH = byte_hash(b"hello")
 _CODES = ("missing_proof", "invalid_issuer_chain", "invalid_attestation", "invalid_provenance")
 
 
-def _header(origin_type: str, **changes: Any) -> Message:
+def _header(origin_type: str, **changes: object) -> Message:
     return {"origin_type": origin_type, "genesis_media_hash": _MEDIA_HASH, "edit_history": [], **changes}
 
 
@@ -220,7 +219,7 @@ def _expect_refused(answer: Message, code: str, context: Context) -> None:
     expect_error(answer, *([code] if context.subject.announces(DECISIONS) else _CODES))
 
 
-def _manifest(context: Context, client_id: str, *keys: Identity, **changes: Any) -> Message:
+def _manifest(context: Context, client_id: str, *keys: Identity, **changes: object) -> Message:
     now = context.now()
     return {
         "type": "CLIENT_MANIFEST",

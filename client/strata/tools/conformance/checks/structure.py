@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from strata.protocol.packets import MINIMAL_PROVENANCE_HEADER, byte_hash
 from strata.tools.conformance.context import Context
@@ -18,7 +18,7 @@ CHECKS = Group(3)
 _HASH = byte_hash(b"hello")
 _HEADER = dict(MINIMAL_PROVENANCE_HEADER)
 
-_REQUIRED: list[dict[str, Any]] = [
+_REQUIRED: list[Mapping[str, object]] = [
     *({name: ...} for name in ("version", "timestamp", "author_id", "content")),
     {"version": "1"},
     {"timestamp": "now"},
@@ -29,7 +29,7 @@ _REQUIRED: list[dict[str, Any]] = [
     {"content": {"text": "x"}},
     {"content": {"type": 7}},
 ]
-_OPTIONAL: list[dict[str, Any]] = [
+_OPTIONAL: list[Mapping[str, object]] = [
     {"expires_at": "soon"},
     {"nonce": 7},
     {"provenance_header": []},
@@ -38,14 +38,14 @@ _OPTIONAL: list[dict[str, Any]] = [
     {"content": {"type": "POST", "thread_ref": 7}},
     {"content": {"type": "POST", "media": {}}},
 ]
-_MEDIA: list[dict[str, Any]] = [
+_MEDIA: list[Mapping[str, object]] = [
     {"content": {"type": "POST", "media": [{}]}, "provenance_header": _HEADER},
     {"content": {"type": "POST", "media": [{"media_hash": "ipfs://x"}]}, "provenance_header": _HEADER},
     {"content": {"type": "POST", "media": [{"media_hash": _HASH.upper()}]}, "provenance_header": _HEADER},
 ]
 
 
-async def _refuse_each(context: Context, faults: list[dict[str, Any]]) -> None:
+async def _refuse_each(context: Context, faults: list[Mapping[str, object]]) -> None:
     """Expect `invalid_schema` for each fault, in a packet with a correct id and signature."""
     async with context.connect() as peer:
         for fault in faults:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from strata.protocol import canonical
 from strata.protocol.ids import Identity
 from strata.tools.conformance.context import Context
@@ -42,7 +40,7 @@ async def _expect(
         raise Failed(f"{kind} {code or ''} for {shorten(content)}", shorten(answer))
 
 
-def _edge(author: Identity, to: str, **changes: Any) -> Message:
+def _edge(author: Identity, to: str, **changes: object) -> Message:
     return {
         "type": "TRUST_EDGE",
         "from": author.did,
@@ -144,7 +142,7 @@ async def corrections_hide_nothing(context: Context) -> None:
         expect_equal(history.ids, wanted, "the original and both corrections")
 
 
-def attestation(author: Identity, context: Context, **changes: Any) -> Message:
+def attestation(author: Identity, context: Context, **changes: object) -> Message:
     """The content of a sound ATTESTATION; `changes` apply to the inner object before it is signed."""
     inner = {
         "attestation_id": context.type("ATTESTATION"),
@@ -259,7 +257,7 @@ async def metrics_count_once_for_each_moment(context: Context) -> None:
         expect_equal(history.ids, [first.packet_id, later.packet_id], "one metric for each moment")
 
 
-def _metric(author: Identity, **changes: Any) -> Message:
+def _metric(author: Identity, **changes: object) -> Message:
     return {
         "type": "CONSENSUS_METRIC",
         "target_packet": _TARGET,

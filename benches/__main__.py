@@ -159,39 +159,7 @@ async def _one(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, run, print. 0: done, 1: a measurement was void, or a soak failed."""
-    parser = argparse.ArgumentParser(prog="python -m benches", description=__doc__)
-    parser.add_argument(
-        "names", nargs="*", metavar="bench", help=f"any of {', '.join(NAMES)}; default all but soak"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument(
-        "--brief", action="store_true", help="see that everything works; figures mean nothing"
-    )
-    parser.add_argument(
-        "--serve", metavar="COMMAND", help="start the relay with this instead of python -m relayd"
-    )
-    parser.add_argument(
-        "--attack",
-        metavar="NAME",
-        action="append",
-        choices=[*ATTACKS, *TLS_ATTACKS, besieged.ALL],
-        help="hostile: make this attack alone; may be repeated",
-    )
-    parser.add_argument("--minutes", type=float, help="soak: how long it goes on (default: 20)")
-    parser.add_argument("--seed", type=int, default=1, help="soak: what its clients do (default: 1)")
-    parser.add_argument(
-        "--seconds", type=float, help="hostile: how long each attack goes on (default: 3, with --brief none)"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=1,
-        help="hostile: how often each attack is made; the calmest go counts (default: 1)",
-    )
-    parser.add_argument("--identities", type=int, metavar="N", help="opening: how many the log has")
-    options = parser.parse_args(arguments)
-    if unknown := set(options.names) - set(NAMES):
-        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    options = _parsed(arguments)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     names = [name for name in NAMES if (name in options.names if options.names else name not in _ASKED_FOR)]
@@ -235,6 +203,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if costs:
         besieged.print_costs(costs)
     return code
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benches", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="bench", help=f"any of {', '.join(NAMES)}; default all but soak"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--brief", action="store_true", help="see that everything works; figures mean nothing"
+    )
+    parser.add_argument(
+        "--serve", metavar="COMMAND", help="start the relay with this instead of python -m relayd"
+    )
+    parser.add_argument(
+        "--attack",
+        metavar="NAME",
+        action="append",
+        choices=[*ATTACKS, *TLS_ATTACKS, besieged.ALL],
+        help="hostile: make this attack alone; may be repeated",
+    )
+    parser.add_argument("--minutes", type=float, help="soak: how long it goes on (default: 20)")
+    parser.add_argument("--seed", type=int, default=1, help="soak: what its clients do (default: 1)")
+    parser.add_argument(
+        "--seconds", type=float, help="hostile: how long each attack goes on (default: 3, with --brief none)"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=1,
+        help="hostile: how often each attack is made; the calmest go counts (default: 1)",
+    )
+    parser.add_argument("--identities", type=int, metavar="N", help="opening: how many the log has")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(NAMES):
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    return options
 
 
 def _soak(options: argparse.Namespace) -> list[Measure]:

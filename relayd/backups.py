@@ -270,18 +270,7 @@ async def _started(
     backup: Path, record: _Record, data_dir: Path, until: datetime | None = None
 ) -> AsyncIterator[str]:
     """A server on a copy of the backup, which stays in `data_dir`."""
-    if record.version != _MAJOR:
-        raise BackupFailed(
-            f"the backup is of PostgreSQL {record.version}, and this program can start {_MAJOR} alone:"
-            f" copy {backup / _BASE} to your server's data folder and start that"
-        )
-    if record.owner not in (None, _OURS):
-        raise BackupFailed(
-            f"the backup has the log of {record.owner}, and a server of this program has that of {_OURS}:"
-            f" copy {backup / _BASE} to your server's data folder and start that"
-        )
-    if until is not None and not (backup / _WAL).is_dir():
-        raise BackupFailed(f"{backup} was not followed: it has no moments to choose from")
+    _check_startable(backup, record, until)
     cluster = data_dir / f"postgres-{_MAJOR}"
     owner = server_owner(cluster)
     is_copied = False
@@ -328,6 +317,22 @@ async def _started(
         # If the signal file is left, the server continues with that WAL when it is next started.
         if is_copied and not (cluster / _SIGNAL).exists():
             await asyncio.to_thread(shutil.rmtree, cluster / _KEPT_WAL, True)
+
+
+def _check_startable(backup: Path, record: _Record, until: datetime | None) -> None:
+    """Raise `BackupFailed` unless this program can start a server on the backup, as it was at `until`."""
+    if record.version != _MAJOR:
+        raise BackupFailed(
+            f"the backup is of PostgreSQL {record.version}, and this program can start {_MAJOR} alone:"
+            f" copy {backup / _BASE} to your server's data folder and start that"
+        )
+    if record.owner not in (None, _OURS):
+        raise BackupFailed(
+            f"the backup has the log of {record.owner}, and a server of this program has that of {_OURS}:"
+            f" copy {backup / _BASE} to your server's data folder and start that"
+        )
+    if until is not None and not (backup / _WAL).is_dir():
+        raise BackupFailed(f"{backup} was not followed: it has no moments to choose from")
 
 
 def _copy_received(source: str, target: str, copy: Callable[[str, str], object]) -> None:

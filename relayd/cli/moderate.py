@@ -200,18 +200,23 @@ def erase(
     if json:
         console.print_json({"erased": done.packets, "spared": done.spared, "absent": absent})
     else:
-        typer.echo(f"{done.packets} packets erased")
-        if done.spared:
-            typer.echo(f"{done.spared} stay: they carry keys, or revoke them")
-        if absent:
-            typer.echo(
-                f"{absent} are not in the log, or were erased before; retention may have dropped them:"
-                " then strata-pipeline find names their places for --places"
-            )
+        typer.echo(_erased(done, absent))
     if settings.archive_manifests is not None and done.packets:
         typer.echo("the lake is not erased by this: see docs/guides/moderation.md", err=True)
     if absent or (done.spared and kind is SubjectKind.PACKET):
         raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def _erased(done: Erased, absent: int) -> str:
+    lines = [f"{done.packets} packets erased"]
+    if done.spared:
+        lines.append(f"{done.spared} stay: they carry keys, or revoke them")
+    if absent:
+        lines.append(
+            f"{absent} are not in the log, or were erased before; retention may have dropped them:"
+            " then strata-pipeline find names their places for --places"
+        )
+    return "\n".join(lines)
 
 
 @rulings.command("list")

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 from strata.channels.messaging import RelayNode
 from strata.protocol.errors import ConnectionFailed, RequestTimeout
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
-from strata.tools.sim import run_virtually
 
-START = 1_760_000_000
+from tests.support.virtual_time import wall
+
 TOPIC = "/chat/1/room/proto"
 ALICE, BOB, CAROL, MALLORY = (Identity.from_seed(bytes([n]) * 32) for n in range(4))
 LATENCY = 0.02
-
-
-def wall() -> float:
-    """The wall clock of the world."""
-    return START + asyncio.get_running_loop().time()
-
-
-def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an asynchronous test on a virtual clock."""
-
-    @wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        run_virtually(lambda: test(*arguments, **named))
-
-    return run
 
 
 async def until(condition: Callable[[], object], timeout: float = 600.0) -> float:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from strata.channels.messaging.emitter import EventEmitter
@@ -28,9 +27,7 @@ from strata.channels.reliable import CHANNEL_EVENTS, NotSent, ReliableChannel, m
 from strata.channels.sds import BloomFilter, BloomParameters, HistoryEntry, SdsConfig, SdsMessage
 from strata.channels.segmentation import SegmentationConfig, encode_segment, segment_message
 from strata.channels.segmentation.messages import Segment, decode_segment
-from strata.tools.sim import run_virtually
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 TOPIC = "/test/1/room/proto"
@@ -39,16 +36,6 @@ START_MS = START * 1000
 
 QUIET: dict[str, Any] = {"sync_min_interval_ms": 0, "process_task_min_elapse_ms": 0}
 """Settings with which a channel sends what the test gives it, when it is due, and nothing else."""
-
-
-def virtually(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run an asynchronous test on a virtual clock: hours cost nothing, and waiting for ever fails."""
-
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        run_virtually(lambda: test(*args, **kwargs))
-
-    return run
 
 
 def elapsed() -> float:

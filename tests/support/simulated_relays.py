@@ -17,7 +17,8 @@ from strata.relays.connection.values import Announced, Delivery, Published, Quer
 from strata.relays.pool import PacketPool, PoolOptions
 from strata.tools import sim
 
-START = 1_760_000_000
+from tests.support.virtual_time import START, wall
+
 ME = Identity.from_seed(bytes(range(32)))
 
 
@@ -29,11 +30,6 @@ def packet(n: int) -> Packet:
 def run_virtually(work: Coroutine[Any, Any, Any]) -> Any:
     """Run to the end on a virtual clock; a leftover task or a logged error fails."""
     return sim.run_virtually(lambda: work)
-
-
-def wall() -> float:
-    """The wall clock of the world."""
-    return START + asyncio.get_running_loop().time()
 
 
 async def until(condition: Callable[[], object], timeout: float = 600.0, step: float = 0.02) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from relayd.metrics import Metrics
 from relayd.store.peers import PeerComparison
 from relayd.store.types import StoreUnavailable
 from tests.support.made_sets import MadeLog, MadePeer, made
+from tests.support.virtual_time import without_threads
 
 NOW = 1_790_000_000
 BACKFILL = 604_800
@@ -100,16 +101,9 @@ class MadeWorld:
 
 @pytest.fixture(autouse=True)
 def made_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def at_once(work: Callable[..., Any], *arguments: Any) -> Any:
-        return work(*arguments)
-
-    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    without_threads(monkeypatch)
     monkeypatch.setattr(antientropy, "time", SimpleNamespace(monotonic=virtual_time))
     random.seed(5)
-
-
-def in_made_time(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run_virtually(work)
 
 
 def test_the_last_day_is_compared_each_interval_and_everything_each_day():
@@ -125,7 +119,7 @@ def test_the_last_day_is_compared_each_interval_and_everything_each_day():
         row = world.table.rows[1]
         assert (row.is_running, row.equal_at) == (False, NOW)
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_a_doubt_has_everything_compared_before_the_interval_is_over():
@@ -141,7 +135,7 @@ def test_a_doubt_has_everything_compared_before_the_interval_is_over():
         await world.run(4500)
         assert world.peers[1].connections == 2
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_a_second_full_of_packets_makes_no_comparison_rarer():
@@ -157,7 +151,7 @@ def test_a_second_full_of_packets_makes_no_comparison_rarer():
         await world.compares.stop_all()
         assert world.counted(1, "problem") >= 30
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_an_interval_of_0_compares_on_request_alone():
@@ -176,7 +170,7 @@ def test_an_interval_of_0_compares_on_request_alone():
         await world.run(10)
         assert (world.peers[1].connections, world.table.rows[1].done) == (3, 3)
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 @pytest.mark.parametrize("error", [LinkEnded("cut"), StoreUnavailable("away"), RuntimeError("a fault")])
@@ -197,7 +191,7 @@ def test_a_request_that_fails_has_its_answer_and_is_not_tried_each_second(error:
         assert row.found["problem"]
         assert world.caught == ([error] if isinstance(error, RuntimeError) else [])
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_nothing_is_compared_over_a_link_that_is_down():
@@ -211,7 +205,7 @@ def test_nothing_is_compared_over_a_link_that_is_down():
         await world.run(5)
         assert world.table.rows[1].done == 1
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_a_request_for_less_does_not_stand_for_what_is_due():
@@ -235,7 +229,7 @@ def test_a_request_for_less_does_not_stand_for_what_is_due():
         assert NOW - BACKFILL + 3600 in {span.since for span in world.peers[1].asked[4:]}
         await world.compares.stop_all()
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_a_silent_peer_holds_up_the_others_for_an_hour_and_then_ever_less():
@@ -250,7 +244,7 @@ def test_a_silent_peer_holds_up_the_others_for_an_hour_and_then_ever_less():
         assert world.counted(1, "problem") in (silent, silent - 1)
         assert world.peers[1].open == world.peers[2].open == 0
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_a_process_that_is_killed_amid_a_comparison_leaves_the_request_to_the_next():
@@ -268,7 +262,7 @@ def test_a_process_that_is_killed_amid_a_comparison_leaves_the_request_to_the_ne
         await after.run(10)
         assert (after.table.rows[1].done, after.table.rows[1].is_running) == (1, False)
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_a_result_that_cannot_be_written_is_lost_and_no_fault():
@@ -282,7 +276,7 @@ def test_a_result_that_cannot_be_written_is_lost_and_no_fault():
         await world.run(4000)
         assert world.counted(1, "equal") >= 1
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_what_a_comparison_says_of_a_peer_is_noted_once_however_many_packets():
@@ -298,7 +292,7 @@ def test_what_a_comparison_says_of_a_peer_is_noted_once_however_many_packets():
             assert world.noted == noted
             world.noted.clear()
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 @pytest.mark.parametrize("reason", ["it is in a group", "reading has not come so far"])
@@ -316,7 +310,7 @@ def test_a_peer_that_brings_what_reading_could_not_has_not_held_it_back(monkeypa
         await world.run(10)
         assert world.noted == [(Aspect.PRESENCE, True)]
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_a_member_that_names_the_same_packets_twice_and_sends_none_is_told_of():
@@ -339,4 +333,4 @@ def test_a_member_that_names_the_same_packets_twice_and_sends_none_is_told_of():
         assert world.withheld == [1, 1]
         assert world.metrics.peer_differences.labels(PEERS[1].relay_id, "withheld")._value.get() == 10
 
-    in_made_time(work)
+    run_virtually(work)

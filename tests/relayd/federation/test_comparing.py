@@ -22,20 +22,13 @@ from relayd.federation.comparing import (
 from relayd.federation.peers_file import Upstream
 from relayd.federation.withholding import MOST_REMEMBERED, Withholding
 from tests.support.made_sets import MadeItem, MadeLog, MadePeer, made
+from tests.support.virtual_time import without_threads
 
 NOW = 1_790_000_000
 SINCE = NOW - 86_400
 WHOLE = Upstream("wss://peer", "did:strata:zPeer")
 
-
-@pytest.fixture(autouse=True)
-def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop in virtual time has no threads."""
-
-    async def at_once(work: Callable[..., Any], *arguments: Any) -> Any:
-        return work(*arguments)
-
-    monkeypatch.setattr(asyncio, "to_thread", at_once)
+without_threads = pytest.fixture(autouse=True)(without_threads)
 
 
 def outcome(

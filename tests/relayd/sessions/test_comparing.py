@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,9 +19,12 @@ from relayd.sessions.open_comparisons import Comparisons
 from relayd.store.items import ItemRange
 from relayd.store.types import StoreUnavailable
 from tests.support.made_sets import MadeLog, made
+from tests.support.virtual_time import without_threads
 
 NOW = 1_790_000_000
 FIRST = Reconciler(ItemSet([])).initiate().hex()
+
+without_threads = pytest.fixture(autouse=True)(without_threads)
 
 
 class MadeRelay:
@@ -88,18 +90,6 @@ class MadeSession:
         return self.answers[-1]
 
 
-@pytest.fixture(autouse=True)
-def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def at_once(work: Callable[..., Any], *arguments: Any) -> Any:
-        return work(*arguments)
-
-    monkeypatch.setattr(asyncio, "to_thread", at_once)
-
-
-def in_made_time(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run_virtually(work)
-
-
 def test_a_set_is_kept_between_messages_and_let_go_after_a_silent_minute():
     async def work() -> None:
         relay = MadeRelay()
@@ -116,7 +106,7 @@ def test_a_set_is_kept_between_messages_and_let_go_after_a_silent_minute():
         answer = await peer.ask(until=None)
         assert (answer["code"], "no comparison is open" in answer["reason"]) == ("invalid_schema", True)
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_three_at_a_time_and_others_are_told_when_to_come_back():
@@ -130,7 +120,7 @@ def test_three_at_a_time_and_others_are_told_when_to_come_back():
         peers[0].comparer.close()
         assert (await peers[3].ask())["type"] == "RECONCILED"
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_a_refused_request_holds_no_place():
@@ -154,7 +144,7 @@ def test_a_refused_request_holds_no_place():
         assert (large["detail"], large["limit"], len(relay.comparisons)) == ("reconcile_too_large", 5, 0)
         assert relay.caught == []
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_a_newer_session_of_an_identity_takes_the_set_of_the_older_one_at_once():
@@ -168,7 +158,7 @@ def test_a_newer_session_of_an_identity_takes_the_set_of_the_older_one_at_once()
         assert (await sessions[0].ask(until=None))["code"] == "invalid_schema"
         assert (await sessions[-1].ask(until=None))["type"] == "RECONCILED"
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_a_log_that_is_being_read_for_an_older_session_is_read_no_further():
@@ -186,7 +176,7 @@ def test_a_log_that_is_being_read_for_an_older_session_is_read_no_further():
         assert relay.store.pages <= pages + 1
         assert (await newer.ask(until=None))["type"] == "RECONCILED"
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_one_request_at_a_time_and_each_has_one_answer():
@@ -203,7 +193,7 @@ def test_one_request_at_a_time_and_each_has_one_answer():
         assert [answer["client_msg_id"] for answer in peer.answers] == ["r1", "r2", "r0"]
         assert peer.answers[-1]["type"] == "RECONCILED"
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_a_session_that_loses_the_capability_meanwhile_is_told():
@@ -215,7 +205,7 @@ def test_a_session_that_loses_the_capability_meanwhile_is_told():
         assert (answer["code"], answer["detail"]) == ("unauthenticated", "missing_capability")
         assert len(relay.comparisons) == 0
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_a_database_that_is_away_and_a_fault_of_ours_end_the_comparison():
@@ -240,7 +230,7 @@ def test_a_database_that_is_away_and_a_fault_of_ours_end_the_comparison():
         assert (await peer.ask())["code"] == "internal_error"
         assert (len(relay.comparisons), peer.closed, len(relay.caught)) == (0, [1011], 1)
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 @pytest.mark.slow
@@ -263,7 +253,7 @@ def test_answers_fit_the_frame_and_the_account_pays_for_what_is_read():
             message = everything.receive(bytes.fromhex(answer["message"]))
         assert len(needed) == 7000
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_what_was_refused_of_the_asking_peer_stands_in_the_set():
@@ -279,7 +269,7 @@ def test_what_was_refused_of_the_asking_peer_stands_in_the_set():
         answer = await MadeSession(relay).ask(asking.initiate().hex(), types=["POST"])
         assert asking.receive(bytes.fromhex(answer["message"])).have == [refused.packet_id]
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_the_borders_of_ranges_are_others_each_time():
@@ -291,7 +281,7 @@ def test_the_borders_of_ranges_are_others_each_time():
         answers = {(await MadeSession(relay).ask(differs))["message"] for _ in range(10)}
         assert len(answers) > 3
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_a_request_under_way_ends_with_its_session_and_nothing_is_answered_after_it():
@@ -308,7 +298,7 @@ def test_a_request_under_way_ends_with_its_session_and_nothing_is_answered_after
         assert "reconcile-1" not in [task.get_name() for task in asyncio.all_tasks()]
         assert (peer.answers, peer.closed, relay.caught, len(relay.comparisons)) == ([], [], [], 0)
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_each_answer_waits_for_the_socket_and_is_paid_for():
@@ -327,7 +317,7 @@ def test_each_answer_waits_for_the_socket_and_is_paid_for():
         assert len(peer.answers) == 2
         assert peer.spent == first + (first - 40 * 20), "the same answer, and no ids"
 
-    in_made_time(work)
+    run_virtually(work)
 
 
 def test_a_range_is_what_was_asked_for_and_what_has_expired_here_is_in_none():
@@ -351,4 +341,4 @@ def test_a_range_is_what_was_asked_for_and_what_has_expired_here_is_in_none():
         assert (many["code"], spans, len(relay.comparisons)) == ("invalid_schema", set(), 0)
         assert (await peer.ask("not hex", until=None))["code"] == "invalid_schema"
 
-    in_made_time(work)
+    run_virtually(work)

@@ -14,7 +14,7 @@ import structlog
 from relayd.store import Appended, AppendOutcome, Disposition, StoreError, StoreUnavailable, Writer
 from relayd.store import writer as writers
 from relayd.store.types import IdentitiesMoved, NewPacket
-from tests.support.made_relays import virtual
+from tests.support.virtual_time import virtually
 
 NOW = 1_790_000_000
 
@@ -160,7 +160,7 @@ def long_rests(monkeypatch):
     monkeypatch.setattr(writers, "_LONGEST_REST", 60.0)
 
 
-@virtual
+@virtually
 async def test_after_a_commit_full_of_large_packets_the_next_of_them_wait_for_small_ones(
     log, make, packet, large, long_rests
 ):
@@ -187,7 +187,7 @@ async def test_after_a_commit_full_of_large_packets_the_next_of_them_wait_for_sm
         assert log.batches == [[11, 4], [5, 6]]
 
 
-@virtual
+@virtually
 async def test_after_a_commit_with_few_large_packets_nobody_waits(log, make, packet, large, long_rests):
     writer = make()
     async with running(writer):

@@ -10,7 +10,14 @@ from types import FrameType
 from strata.channels.messaging import RelayNode
 from strata.channels.reliable import make_channel
 
-from tests.support.made_relays import ALICE, BOB, TOPIC, Log, MadeRelays, virtual, wall
+from tests.support.made_relays import (
+    ALICE,
+    BOB,
+    TOPIC,
+    Log,
+    MadeRelays,
+)
+from tests.support.virtual_time import virtually, wall
 from tests.test_layout import CORE_MARK
 
 ROOT = Path(__file__).parents[3] / "client" / "strata"
@@ -18,7 +25,7 @@ MOST_OF_THE_SHELL = 25
 MOST_OF_ALL = 61
 
 
-@virtual
+@virtually
 async def test_a_message_crosses_few_files() -> None:
     """From `send` to the peer's iterator, packets included; the relay itself is in memory.
 

@@ -25,15 +25,13 @@ from tests.support.made_relays import (
     BOB,
     CAROL,
     MALLORY,
-    START,
     TOPIC,
     Log,
     MadeRelays,
     MarkedRelays,
     until,
-    virtual,
-    wall,
 )
+from tests.support.virtual_time import START, virtually, wall
 
 
 class Talker:
@@ -93,7 +91,7 @@ class Only:
 
 
 @pytest.mark.req("C-259")
-@virtual
+@virtually
 async def test_a_channel_asks_a_node_for_nothing_but_what_the_interface_names():
     log = Log()
     nodes = [RelayNode(MadeRelays(log), identity=each, wall=wall) for each in (ALICE, BOB)]
@@ -112,7 +110,7 @@ async def test_a_channel_asks_a_node_for_nothing_but_what_the_interface_names():
 
 
 @pytest.mark.req("C-283")
-@virtual
+@virtually
 async def test_messages_name_the_ones_before_by_the_bytes_of_their_packet_ids():
     log = Log()
     async with two(log) as (alice, bob):
@@ -130,7 +128,7 @@ async def test_messages_name_the_ones_before_by_the_bytes_of_their_packet_ids():
 
 
 @pytest.mark.req("C-269")
-@virtual
+@virtually
 async def test_what_was_sent_while_a_node_was_down_arrives_after_it_starts():
     log = Log()
     async with Talker(log, ALICE, "alice") as alice:
@@ -143,7 +141,7 @@ async def test_what_was_sent_while_a_node_was_down_arrives_after_it_starts():
 
 
 @pytest.mark.req("C-284")
-@virtual
+@virtually
 async def test_a_channel_reads_its_topic_and_nothing_else():
     log = Log()
     async with two(log) as (_, bob):
@@ -152,7 +150,7 @@ async def test_a_channel_reads_its_topic_and_nothing_else():
 
 
 @pytest.mark.req("C-288")
-@virtual
+@virtually
 async def test_the_members_of_a_channel_are_the_authors_it_subscribes_to():
     log = Log()
     members = (ALICE.did, BOB.did)
@@ -172,7 +170,7 @@ async def test_the_members_of_a_channel_are_the_authors_it_subscribes_to():
 
 @pytest.mark.req("C-281")
 @pytest.mark.parametrize("topic", ["chat", "/a\x00b", "/\ud800", "", "/"], ids=ascii)
-@virtual
+@virtually
 async def test_a_channel_on_what_is_no_topic_is_refused_when_it_is_made(topic):
     async with RelayNode(MadeRelays(Log()), identity=ALICE, wall=wall) as node:
         with pytest.raises(InvalidContentTopic):
@@ -184,7 +182,7 @@ async def test_a_channel_on_what_is_no_topic_is_refused_when_it_is_made(topic):
 
 @pytest.mark.req("C-289")
 @pytest.mark.parametrize("binding", ["off", "did"])
-@virtual
+@virtually
 async def test_the_largest_segment_of_a_channel_fits_the_smallest_relay_and_a_larger_one_is_refused(binding):
     log = Log()
     options = {"sender_binding": binding, "bloom_filter_size": 100}
@@ -214,7 +212,7 @@ async def test_the_largest_segment_of_a_channel_fits_the_smallest_relay_and_a_la
 
 
 @pytest.mark.req("C-185", "C-290")
-@virtual
+@virtually
 async def test_an_ephemeral_message_asks_the_relay_to_serve_it_for_a_minute():
     log = Log()
     async with two(log) as (alice, bob):
@@ -227,7 +225,7 @@ async def test_an_ephemeral_message_asks_the_relay_to_serve_it_for_a_minute():
 
 
 @pytest.mark.req("C-295")
-@virtual
+@virtually
 async def test_a_channel_with_a_retention_of_an_hour_has_all_its_packets_expire_in_an_hour():
     log = Log()
     async with two(log, retention_seconds=3600) as (alice, bob):
@@ -239,7 +237,7 @@ async def test_a_channel_with_a_retention_of_an_hour_has_all_its_packets_expire_
 
 
 @pytest.mark.req("C-295")
-@virtual
+@virtually
 async def test_without_a_retention_packets_do_not_expire():
     log = Log()
     async with two(log) as (alice, bob):
@@ -261,7 +259,7 @@ async def test_without_a_retention_packets_do_not_expire():
     ],
     ids=["rate_limited", "internal_error", "timeout"],
 )
-@virtual
+@virtually
 async def test_a_passing_refusal_is_waited_out_and_is_no_error_and_no_attempt(error, least):
     log = Log()
     async with two(log) as (alice, bob):
@@ -277,7 +275,7 @@ async def test_a_passing_refusal_is_waited_out_and_is_no_error_and_no_attempt(er
 
 
 @pytest.mark.req("C-088")
-@virtual
+@virtually
 async def test_a_message_sent_while_the_relay_is_away_for_a_moment_waits_for_no_other():
     async with two(Log(), sync_min_interval_ms=0) as (alice, bob):
         await asyncio.sleep(10.1)
@@ -289,7 +287,7 @@ async def test_a_message_sent_while_the_relay_is_away_for_a_moment_waits_for_no_
 
 
 @pytest.mark.req("C-292")
-@virtual
+@virtually
 async def test_a_final_refusal_fails_the_message_and_the_next_one_goes_out():
     log = Log()
     async with two(log) as (alice, bob):
@@ -305,7 +303,7 @@ async def test_a_final_refusal_fails_the_message_and_the_next_one_goes_out():
 
 
 @pytest.mark.req("C-282", "C-293")
-@virtual
+@virtually
 async def test_what_is_sent_again_after_two_days_is_a_new_packet_of_today_around_the_same_bytes():
     log = Log()
     store = MemoryPersistence()
@@ -329,7 +327,7 @@ async def test_what_is_sent_again_after_two_days_is_a_new_packet_of_today_around
 
 
 @pytest.mark.req("C-287")
-@virtual
+@virtually
 async def test_a_message_in_the_name_of_another_is_dropped_and_counted_where_senders_are_bound():
     log = Log()
     async with (
@@ -350,7 +348,7 @@ async def test_a_message_in_the_name_of_another_is_dropped_and_counted_where_sen
 
 
 @pytest.mark.req("C-287")
-@virtual
+@virtually
 async def test_a_sender_that_is_no_did_is_heard_whoever_signs():
     log = Log()
     async with Talker(log, ALICE, "alice") as alice, Talker(log, BOB, sender_binding="did") as bob:
@@ -377,7 +375,7 @@ async def one_who_missed_it(log: Log, binding: str, **options: Any):
 
 
 @pytest.mark.req("C-287", "C-294")
-@virtual
+@virtually
 async def test_a_bound_channel_accepts_a_repair_that_embeds_what_the_sender_signed():
     log = Log()
     async with one_who_missed_it(log, "did") as (_, carol):
@@ -389,7 +387,7 @@ async def test_a_bound_channel_accepts_a_repair_that_embeds_what_the_sender_sign
 
 
 @pytest.mark.req("C-294")
-@virtual
+@virtually
 async def test_an_unbound_channel_repairs_with_a_packet_of_ones_own_around_the_same_sds_message():
     log = Log()
     async with one_who_missed_it(log, "off") as (bob, carol):
@@ -402,7 +400,7 @@ async def test_an_unbound_channel_repairs_with_a_packet_of_ones_own_around_the_s
 
 @pytest.mark.req("C-295")
 @pytest.mark.parametrize("binding", ["off", "did"])
-@virtual
+@virtually
 async def test_a_repair_lives_no_longer_than_the_channel_lets_its_messages(binding):
     log = Log()
     async with one_who_missed_it(log, binding, retention_seconds=3600) as (_, carol):
@@ -414,7 +412,7 @@ async def test_a_repair_lives_no_longer_than_the_channel_lets_its_messages(bindi
 
 
 @pytest.mark.req("C-287")
-@virtual
+@virtually
 async def test_a_forged_repair_is_dropped_where_senders_are_bound():
     log = Log()
     async with Talker(log, BOB, sender_binding="did") as bob:
@@ -436,7 +434,7 @@ async def test_a_forged_repair_is_dropped_where_senders_are_bound():
 
 
 @pytest.mark.parametrize("reads", [True, False])
-@virtual
+@virtually
 async def test_only_a_channel_that_reads_the_store_leaves_the_past_to_that(reads: bool) -> None:
     log = Log()
     relays = MarkedRelays(log)

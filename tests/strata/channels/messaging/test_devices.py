@@ -20,7 +20,17 @@ from strata.protocol.errors import RequestTimeout
 from strata.protocol.ids import Signer
 from strata.protocol.packets import Packet
 
-from tests.support.made_relays import ALICE, BOB, CAROL, MALLORY, TOPIC, Log, MadeRelays, until, virtual, wall
+from tests.support.made_relays import (
+    ALICE,
+    BOB,
+    CAROL,
+    MALLORY,
+    TOPIC,
+    Log,
+    MadeRelays,
+    until,
+)
+from tests.support.virtual_time import virtually, wall
 
 
 class Device:
@@ -66,7 +76,7 @@ class Device:
 
 @pytest.mark.req("C-006", "C-287")
 @pytest.mark.parametrize("binding", ["off", "did"])
-@virtual
+@virtually
 async def test_two_devices_of_one_person_hear_everybody_and_each_other(binding: str) -> None:
     log = Log()
     async with (
@@ -92,7 +102,7 @@ async def test_two_devices_of_one_person_hear_everybody_and_each_other(binding: 
 
 
 @pytest.mark.req("C-287")
-@virtual
+@virtually
 async def test_a_device_in_the_name_of_another_person_is_dropped_and_counted() -> None:
     log = Log()
     async with (
@@ -114,7 +124,7 @@ async def test_a_device_in_the_name_of_another_person_is_dropped_and_counted() -
 
 @pytest.mark.req("C-006")
 @pytest.mark.parametrize("binding", ["off", "did"])
-@virtual
+@virtually
 async def test_two_identities_on_one_store_have_two_names_and_keep_them(binding: str) -> None:
     log, store = Log(), MemoryPersistence()
     options: dict[str, Any] = {"sender_binding": binding, "persistence": store}
@@ -147,7 +157,7 @@ async def names(store: Any, *identities: str, bound: bool = False) -> list[str]:
 
 
 @pytest.mark.req("C-006")
-@virtual
+@virtually
 async def test_the_one_name_of_an_earlier_version_goes_to_the_first_identity_that_comes() -> None:
     store = Slow()
     await store.apply(ParticipantKey("room", ""), [put(SenderName("of old"))])
@@ -157,7 +167,7 @@ async def test_the_one_name_of_an_earlier_version_goes_to_the_first_identity_tha
 
 
 @pytest.mark.req("C-006")
-@virtual
+@virtually
 async def test_two_identities_that_come_at_once_do_not_both_take_the_name_of_old() -> None:
     store = Slow()
     await store.apply(ParticipantKey("room", ""), [put(SenderName("of old"))])
@@ -171,7 +181,7 @@ async def test_two_identities_that_come_at_once_do_not_both_take_the_name_of_old
 
 @pytest.mark.req("C-006")
 @pytest.mark.parametrize("bound", [False, True])
-@virtual
+@virtually
 async def test_two_first_openings_at_once_make_one_name(bound: bool) -> None:
     store, rng = Slow(), random.Random(1)
     openings = [name_sender(store, "room", "did:a", rng, bound=bound, device=None) for _ in range(3)]
@@ -180,7 +190,7 @@ async def test_two_first_openings_at_once_make_one_name(bound: bool) -> None:
 
 
 @pytest.mark.req("C-006", "C-257")
-@virtual
+@virtually
 async def test_who_sent_as_the_did_itself_goes_on_as_the_did() -> None:
     log, store = Log(), MemoryPersistence()
     options: dict[str, Any] = {"sender_binding": "did", "persistence": store}
@@ -210,7 +220,7 @@ def test_a_device_stands_behind_a_did_alone() -> None:
 
 
 @pytest.mark.parametrize("binding", ["off", "did"])
-@virtual
+@virtually
 async def test_where_people_count_another_device_of_ones_own_is_nobody(binding: str) -> None:
     log = Log()
     options: dict[str, Any] = {"sender_binding": binding, "acknowledged_by_people": True}
@@ -231,7 +241,7 @@ async def test_where_people_count_another_device_of_ones_own_is_nobody(binding: 
 
 
 @pytest.mark.req("C-042", "C-093")
-@virtual
+@virtually
 async def test_where_devices_count_an_acknowledgement_says_which_one_it_was() -> None:
     log = Log()
     async with (
@@ -246,7 +256,7 @@ async def test_where_devices_count_an_acknowledgement_says_which_one_it_was() ->
 
 
 @pytest.mark.req("C-136")
-@virtual
+@virtually
 async def test_a_device_of_the_sender_s_own_spares_no_other_person_the_acknowledgement() -> None:
     """The laptop names the message at once; the other people must still report that they have it."""
     log = Log()
@@ -304,7 +314,7 @@ def _payload(packet: Packet) -> bytes:
 
 
 @pytest.mark.req("C-287", "C-294")
-@virtual
+@virtually
 async def test_a_repair_is_judged_by_the_keys_that_its_author_had() -> None:
     asked: list[str] = []
 
@@ -318,14 +328,14 @@ async def test_a_repair_is_judged_by_the_keys_that_its_author_had() -> None:
 
 
 @pytest.mark.req("C-287", "C-294")
-@virtual
+@virtually
 async def test_a_repair_whose_author_had_no_such_key_is_dropped() -> None:
     _, heard = await missed_and_repaired("did", lambda packet: False)
     assert heard == []
 
 
 @pytest.mark.req("C-287", "C-294")
-@virtual
+@virtually
 async def test_a_repair_comes_again_if_the_keys_of_its_author_could_not_be_had() -> None:
     asked: list[str] = []
 
@@ -341,7 +351,7 @@ async def test_a_repair_comes_again_if_the_keys_of_its_author_could_not_be_had()
 
 
 @pytest.mark.req("C-294")
-@virtual
+@virtually
 async def test_whoever_repeats_a_message_without_proof_is_not_taken_for_its_author() -> None:
     _, heard = await missed_and_repaired("off", lambda packet: True)
     said, asked = heard

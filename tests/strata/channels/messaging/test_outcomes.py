@@ -9,7 +9,7 @@ from strata.channels.messaging import EventEmitter, NodeError, NodeMessageError,
 from strata.channels.messaging.outcomes import Outcomes
 from strata.channels.messaging.values import MESSAGE_EVENTS
 
-from tests.support.made_relays import virtual
+from tests.support.virtual_time import virtually
 
 
 class Talking:
@@ -23,7 +23,7 @@ class Talking:
         return "id"
 
 
-@virtual
+@virtually
 async def test_each_message_resolves_to_the_event_that_names_it():
     node = Talking()
     outcomes = Outcomes(node)  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ async def test_each_message_resolves_to_the_event_that_names_it():
     assert await first == NodeMessageSent("1", b"hash")
 
 
-@virtual
+@virtually
 async def test_a_node_may_answer_before_it_returns():
     node = Talking()
     outcomes = Outcomes(node)  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ async def test_a_node_may_answer_before_it_returns():
     assert await (await outcomes.begin("1", send())) == NodeMessageSent("1", b"hash")
 
 
-@virtual
+@virtually
 async def test_a_message_that_the_node_refuses_has_no_outcome():
     node = Talking()
     outcomes = Outcomes(node)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ async def test_a_message_that_the_node_refuses_has_no_outcome():
     assert await outcome == NodeMessageSent("1", b"later")
 
 
-@virtual
+@virtually
 async def test_a_second_attempt_under_one_id_has_the_next_answer():
     node = Talking()
     outcomes = Outcomes(node)  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ async def test_a_second_attempt_under_one_id_has_the_next_answer():
     assert await second == NodeMessageSent("1", b"hash")
 
 
-@virtual
+@virtually
 async def test_closing_leaves_no_handler_and_nobody_waiting():
     node = Talking()
     outcomes = Outcomes(node)  # type: ignore[arg-type]

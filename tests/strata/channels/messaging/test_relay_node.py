@@ -46,7 +46,6 @@ from strata.relays.pool import Position
 from tests.support.made_relays import (
     ALICE,
     BOB,
-    START,
     TOPIC,
     Delivered,
     Log,
@@ -54,9 +53,8 @@ from tests.support.made_relays import (
     MarkedRelays,
     Told,
     until,
-    virtual,
-    wall,
 )
+from tests.support.virtual_time import START, virtually, wall
 
 OTHER = "/chat/1/other/proto"
 HEALTH = {"topic_health": ContentTopicHealthChange.name, "connection_status": ConnectionStatusChange.name}
@@ -85,7 +83,7 @@ def payloads(told: Told) -> list[bytes]:
 
 
 @pytest.mark.req("C-261", "C-283")
-@virtual
+@virtually
 async def test_a_message_is_propagated_and_sent_and_both_name_it_and_its_packet():
     relays = MadeRelays(Log())
     async with node_over(relays) as node:
@@ -102,7 +100,7 @@ async def test_a_message_is_propagated_and_sent_and_both_name_it_and_its_packet(
 
 
 @pytest.mark.req("C-262")
-@virtual
+@virtually
 async def test_it_is_propagated_with_the_first_ok_and_sent_once_enough_relays_have_said_so():
     relays = MadeRelays(Log(), connected=2, wanted=2)
     relays.answers = [5.0]  # from the first OK to the last that is needed
@@ -116,7 +114,7 @@ async def test_it_is_propagated_with_the_first_ok_and_sent_once_enough_relays_ha
 
 
 @pytest.mark.req("C-261")
-@virtual
+@virtually
 async def test_a_message_that_fails_after_its_first_ok_is_told_to_be_propagated_and_then_to_have_failed():
     class OneOfTwo(MadeRelays):
         async def publish(self, packet, *, timeout=None, on_stored=None):
@@ -133,7 +131,7 @@ async def test_a_message_that_fails_after_its_first_ok_is_told_to_be_propagated_
 
 
 @pytest.mark.req("C-282")
-@virtual
+@virtually
 async def test_the_same_bytes_sent_twice_are_two_packets():
     relays = MadeRelays(Log())
     async with node_over(relays) as node:
@@ -148,7 +146,7 @@ async def test_the_same_bytes_sent_twice_are_two_packets():
 
 
 @pytest.mark.req("C-264")
-@virtual
+@virtually
 async def test_a_first_send_subscribes_its_topic_so_the_answer_is_heard():
     log = Log()
     async with node_over(MadeRelays(log)) as alice, node_over(MadeRelays(log), BOB) as bob:
@@ -160,7 +158,7 @@ async def test_a_first_send_subscribes_its_topic_so_the_answer_is_heard():
 
 
 @pytest.mark.req("C-265", "C-281")
-@virtual
+@virtually
 async def test_what_can_never_be_sent_or_heard_is_refused_at_once():
     relays = MadeRelays(Log())
     relays.max_packet_bytes = 2_000
@@ -185,7 +183,7 @@ async def test_what_can_never_be_sent_or_heard_is_refused_at_once():
 
 
 @pytest.mark.req("C-265")
-@virtual
+@virtually
 async def test_a_relay_that_is_away_is_no_error_and_gets_the_message_when_it_is_back():
     relays = MadeRelays(Log(), connected=0)
     async with node_over(relays) as node:
@@ -222,7 +220,7 @@ OUTCOMES = [
 
 @pytest.mark.req("C-261", "C-292")
 @pytest.mark.parametrize(("error", "recoverable", "wait"), OUTCOMES, ids=lambda value: repr(value)[:40])
-@virtual
+@virtually
 async def test_each_refusal_tells_whether_and_when_to_try_again(error, recoverable, wait):
     relays = MadeRelays(Log())
     relays.answers = [error]
@@ -239,7 +237,7 @@ async def test_each_refusal_tells_whether_and_when_to_try_again(error, recoverab
         assert not told.of(NodeMessageSent) and not told.of(NodeMessagePropagated)
 
 
-@virtual
+@virtually
 async def test_what_is_being_sent_is_bounded_and_the_next_send_waits_for_its_turn():
     relays = MadeRelays(Log())
     relays.answers = [1.0] * 1024
@@ -255,7 +253,7 @@ async def test_what_is_being_sent_is_bounded_and_the_next_send_waits_for_its_tur
 
 
 @pytest.mark.req("C-294")
-@virtual
+@virtually
 async def test_a_stored_packet_is_sent_again_whole_inside_a_new_one():
     log = Log()
     relays = MadeRelays(log)
@@ -272,7 +270,7 @@ async def test_a_stored_packet_is_sent_again_whole_inside_a_new_one():
         assert told.of(NodeMessageSent) == [NodeMessageSent("r", repair.digest)]
 
 
-@virtual
+@virtually
 async def test_a_repair_whose_original_nobody_has_fails_for_good():
     async with node_over(MadeRelays(Log())) as node:
         told = Told(node)
@@ -286,7 +284,7 @@ async def test_a_repair_whose_original_nobody_has_fails_for_good():
 
 
 @pytest.mark.req("C-261", "C-284")
-@virtual
+@virtually
 async def test_a_topic_is_subscribed_by_its_packets_type_and_a_message_is_told_with_its_hash():
     log = Log()
     relays = MadeRelays(log)
@@ -304,7 +302,7 @@ async def test_a_topic_is_subscribed_by_its_packets_type_and_a_message_is_told_w
 
 
 @pytest.mark.req("C-263", "C-284")
-@virtual
+@virtually
 async def test_a_relay_that_sends_everything_makes_no_foreign_message_be_heard():
     log = Log()
     relays = MadeRelays(log)
@@ -327,7 +325,7 @@ async def test_a_relay_that_sends_everything_makes_no_foreign_message_be_heard()
 
 
 @pytest.mark.req("C-263")
-@virtual
+@virtually
 async def test_an_unsubscribed_topic_is_heard_no_more():
     log = Log()
     async with node_over(MadeRelays(log)) as node:
@@ -341,7 +339,7 @@ async def test_an_unsubscribed_topic_is_heard_no_more():
 
 
 @pytest.mark.req("C-288")
-@virtual
+@virtually
 async def test_known_authors_narrow_the_subscription():
     log = Log()
     relays = MadeRelays(log)
@@ -357,7 +355,7 @@ async def test_known_authors_narrow_the_subscription():
 
 
 @pytest.mark.req("C-288")
-@virtual
+@virtually
 async def test_a_topic_is_not_subscribed_for_other_authors_than_those_it_is_heard_of():
     log = Log()
     relays = MadeRelays(log)
@@ -379,7 +377,7 @@ async def test_a_topic_is_not_subscribed_for_other_authors_than_those_it_is_hear
         assert b"of a stranger" not in payloads(told)
 
 
-@virtual
+@virtually
 async def test_subscribing_twice_reads_once():
     log = Log()
     relays = MadeRelays(log)
@@ -392,7 +390,7 @@ async def test_subscribing_twice_reads_once():
         assert payloads(told) == [b"once"] and relays.reading == 1
 
 
-@virtual
+@virtually
 async def test_a_subscription_reaches_back_far_enough_for_relays_whose_clocks_are_behind():
     relays = MadeRelays(Log())
     async with node_over(relays) as node:
@@ -405,7 +403,7 @@ async def test_a_subscription_reaches_back_far_enough_for_relays_whose_clocks_ar
 
 @pytest.mark.req("C-265", "C-266")
 @pytest.mark.parametrize("failure", [RequestTimeout("SUBSCRIBE", 30), RuntimeError("a fault of the client")])
-@virtual
+@virtually
 async def test_a_subscription_that_fails_is_made_again_later_and_later_and_says_so(failure):
     log = Log()
     relays = MadeRelays(log)
@@ -422,7 +420,7 @@ async def test_a_subscription_that_fails_is_made_again_later_and_later_and_says_
         await until(lambda: told.of(ContentTopicHealthChange)[-1].health is TopicHealth.SUFFICIENTLY_HEALTHY)
 
 
-@virtual
+@virtually
 async def test_a_subscription_that_works_again_and_hears_nothing_is_healthy_all_the_same():
     relays = MadeRelays(Log())
     relays.failure = RequestTimeout("SUBSCRIBE", 30)
@@ -436,7 +434,7 @@ async def test_a_subscription_that_works_again_and_hears_nothing_is_healthy_all_
         assert node.topic_health(TOPIC) is TopicHealth.SUFFICIENTLY_HEALTHY
 
 
-@virtual
+@virtually
 async def test_a_closed_relay_object_ends_the_reading_without_a_noise():
     relays = MadeRelays(Log())
     relays.failure = Closed("closed")
@@ -446,7 +444,7 @@ async def test_a_closed_relay_object_ends_the_reading_without_a_noise():
         assert len(relays.queries) == 1
 
 
-@virtual
+@virtually
 async def test_a_slow_handler_slows_its_subscription_and_loses_nothing():
     log = Log()
     async with node_over(MadeRelays(log)) as node:
@@ -464,7 +462,7 @@ async def test_a_slow_handler_slows_its_subscription_and_loses_nothing():
         assert taken == [b"0", b"1", b"2", b"3", b"4"]
 
 
-@virtual
+@virtually
 async def test_a_handler_may_unsubscribe_the_topic_it_hears():
     log = Log()
     relays = MadeRelays(log)
@@ -479,7 +477,7 @@ async def test_a_handler_may_unsubscribe_the_topic_it_hears():
 
 
 @pytest.mark.parametrize("event", ["message_received", "topic_health", "connection_status"])
-@virtual
+@virtually
 async def test_a_handler_may_close_its_node_by_a_task_that_it_waits_for(event: str):
     log = Log()
     relays = MadeRelays(log)
@@ -501,7 +499,7 @@ async def test_a_handler_may_close_its_node_by_a_task_that_it_waits_for(event: s
     assert done == [event] and relays.reading == 0 and len(asyncio.all_tasks()) == 1
 
 
-@virtual
+@virtually
 async def test_a_handler_may_close_its_node():
     log = Log()
     relays = MadeRelays(log)
@@ -522,7 +520,7 @@ async def test_a_handler_may_close_its_node():
     assert relays.reading == 0 and len(asyncio.all_tasks()) == 1
 
 
-@virtual
+@virtually
 async def test_a_handler_that_hears_of_a_sent_message_may_close_its_node():
     relays = MadeRelays(Log())
     node = node_over(relays)
@@ -540,7 +538,7 @@ async def test_a_handler_that_hears_of_a_sent_message_may_close_its_node():
     assert relays.reading == 0 and len(asyncio.all_tasks()) == 1
 
 
-@virtual
+@virtually
 async def test_closing_ends_the_handler_of_a_message_that_is_stored_and_still_under_way():
     relays = MadeRelays(Log())
     relays.answers = [10.0]  # one relay has it, and others take their time
@@ -570,7 +568,7 @@ async def read_on(node: RelayNode, found: list[bytes]) -> None:
             found += [each.message.payload for each in page.messages]
 
 
-@virtual
+@virtually
 async def test_who_subscribes_live_hears_what_comes_from_now_on_whatever_came_just_before() -> None:
     log = Log()
     relays = MarkedRelays(log)
@@ -588,7 +586,7 @@ async def test_who_subscribes_live_hears_what_comes_from_now_on_whatever_came_ju
         assert event.live and not event.stored
 
 
-@virtual
+@virtually
 async def test_between_a_reading_and_what_is_heard_lies_nothing_however_long_the_relay_takes() -> None:
     log = Log()
     relays = MarkedRelays(log)
@@ -608,7 +606,7 @@ async def test_between_a_reading_and_what_is_heard_lies_nothing_however_long_the
         assert 40 < len(payloads(told)) < 60, "the relay said after half of them where it ends"
 
 
-@virtual
+@virtually
 async def test_a_reading_does_not_wait_for_a_topic_that_is_given_up() -> None:
     log = Log()
     log.store(packed(b"stored"))
@@ -626,7 +624,7 @@ async def test_a_reading_does_not_wait_for_a_topic_that_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("off_by", [86_400.0, -86_400.0])
-@virtual
+@virtually
 async def test_no_clock_has_a_part_in_hearing_a_relay_that_says_where_it_ends(off_by: float) -> None:
     log = Log()
     relays = MarkedRelays(log)
@@ -644,7 +642,7 @@ async def test_no_clock_has_a_part_in_hearing_a_relay_that_says_where_it_ends(of
         assert len(relays.queries) == 1 and "received_since" not in relays.queries[0]
 
 
-@virtual
+@virtually
 async def test_a_subscription_that_failed_goes_on_behind_what_it_handed_on() -> None:
     log = Log()
     relays = MarkedRelays(log)
@@ -696,7 +694,7 @@ class PlacedStream:
         pass
 
 
-@virtual
+@virtually
 async def test_over_a_pool_too_it_goes_on_where_it_stood_and_no_reading_is_trusted_with_what_is_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -724,7 +722,7 @@ async def test_over_a_pool_too_it_goes_on_where_it_stood_and_no_reading_is_trust
         assert not any(event.stored or event.live for event in told.of(NodeMessageReceived))
 
 
-@virtual
+@virtually
 async def test_a_relay_that_is_away_at_first_is_heard_from_when_it_is_back() -> None:
     log = Log()
     log.store(packed(b"before"))
@@ -743,7 +741,7 @@ async def test_a_relay_that_is_away_at_first_is_heard_from_when_it_is_back() -> 
 
 
 @pytest.mark.req("C-259")
-@virtual
+@virtually
 async def test_history_comes_in_pages_newest_first_and_not_from_before_its_window():
     log = Log()
     relays = MadeRelays(log)
@@ -757,7 +755,7 @@ async def test_history_comes_in_pages_newest_first_and_not_from_before_its_windo
     assert relays.queries[-1]["live"] is False
 
 
-@virtual
+@virtually
 async def test_reading_backwards_asks_for_a_page_at_a_time_and_goes_on_where_it_stood() -> None:
     log = Log()
     for number in range(1_100):
@@ -773,7 +771,7 @@ async def test_reading_backwards_asks_for_a_page_at_a_time_and_goes_on_where_it_
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-@virtual
+@virtually
 async def test_a_page_is_bounded_by_its_bytes(order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "_PAGE_BYTES", 10_000)
     log = Log()
@@ -785,7 +783,7 @@ async def test_a_page_is_bounded_by_its_bytes(order: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.req("R-339")
-@virtual
+@virtually
 async def test_a_reading_goes_on_at_its_place_and_before_it_where_the_relay_has_forgotten_that() -> None:
     relays = MarkedRelays(Log())
     async with node_over(relays) as node:
@@ -836,7 +834,7 @@ class Merged:
                 yield Delivered(log.packets[place][0])
 
 
-@virtual
+@virtually
 async def test_reading_backwards_comes_to_the_end_where_some_relay_of_a_pool_gives_no_cursors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -855,7 +853,7 @@ async def test_reading_backwards_comes_to_the_end_where_some_relay_of_a_pool_giv
     assert found == [b"%s %d" % (kind, n) for kind in (b"plain", b"marked") for n in reversed(range(600))]
 
 
-@virtual
+@virtually
 async def test_reading_backwards_comes_to_the_end_where_the_relay_gives_no_cursors() -> None:
     log = Log()
     for number in range(1_100):
@@ -867,7 +865,7 @@ async def test_reading_backwards_comes_to_the_end_where_the_relay_gives_no_curso
     assert found == [b"%d" % number for number in reversed(range(1_100))]
 
 
-@virtual
+@virtually
 async def test_a_history_that_is_left_early_lets_go_of_its_query():
     log = Log()
     for number in range(501):
@@ -877,7 +875,7 @@ async def test_a_history_that_is_left_early_lets_go_of_its_query():
 
 
 @pytest.mark.req("C-259")
-@virtual
+@virtually
 async def test_history_of_relays_that_are_away_is_an_error():
     async with node_over(MadeRelays(Log(), connected=0)) as node:
         with pytest.raises(ConnectionFailed):
@@ -887,7 +885,7 @@ async def test_history_of_relays_that_are_away_is_an_error():
 
 
 @pytest.mark.req("C-283")
-@virtual
+@virtually
 async def test_messages_are_fetched_by_the_bytes_of_their_packet_ids_and_other_lengths_are_left_out():
     log = Log()
     relays = MadeRelays(log)
@@ -904,7 +902,7 @@ async def test_messages_are_fetched_by_the_bytes_of_their_packet_ids_and_other_l
 
 
 @pytest.mark.req("C-266")
-@virtual
+@virtually
 async def test_relays_that_go_one_by_one_and_come_back_are_told_in_order():
     relays = MadeRelays(Log(), connected=2, wanted=2)
     async with node_over(relays) as node:
@@ -941,7 +939,7 @@ async def test_relays_that_go_one_by_one_and_come_back_are_told_in_order():
 
 
 @pytest.mark.req("C-266")
-@virtual
+@virtually
 async def test_there_are_events_of_connection_and_topics_and_none_of_shards():
     async with node_over(MadeRelays(Log())) as node:
         assert node.health_events.names == ("connection_status_change", "content_topic_health_change")
@@ -953,7 +951,7 @@ async def test_there_are_events_of_connection_and_topics_and_none_of_shards():
         }
 
 
-@virtual
+@virtually
 async def test_a_fault_while_health_is_looked_at_does_not_end_the_looking(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -985,7 +983,7 @@ async def test_a_fault_while_health_is_looked_at_does_not_end_the_looking(
 
 
 @pytest.mark.req("C-268")
-@virtual
+@virtually
 async def test_a_node_lists_what_it_is_subscribed_to_and_what_it_is():
     async with node_over(MadeRelays(Log())) as node:
         await node.subscribe([TOPIC, OTHER])
@@ -995,7 +993,7 @@ async def test_a_node_lists_what_it_is_subscribed_to_and_what_it_is():
 
 
 @pytest.mark.req("C-289")
-@virtual
+@virtually
 async def test_the_largest_payload_follows_the_smallest_limit_that_a_relay_has_told():
     relays = MadeRelays(Log())
     async with node_over(relays) as node:
@@ -1014,7 +1012,7 @@ async def test_the_largest_payload_follows_the_smallest_limit_that_a_relay_has_t
             await node.send(envelope(bytes(most + 64), ephemeral=True))
 
 
-@virtual
+@virtually
 async def test_closing_ends_every_task_and_may_be_repeated_and_the_node_goes_on_after_it():
     log = Log()
     relays = MadeRelays(log)
@@ -1045,7 +1043,7 @@ def test_a_relay_node_has_all_that_a_channel_asks_for():
 # The clock.
 
 
-@virtual
+@virtually
 async def test_a_topic_is_heard_by_a_device_whose_clock_was_not_set() -> None:
     log = Log()
     relays = MadeRelays(log)
@@ -1059,7 +1057,7 @@ async def test_a_topic_is_heard_by_a_device_whose_clock_was_not_set() -> None:
         await until(lambda: payloads(told) == [b"heard"])
 
 
-@virtual
+@virtually
 async def test_a_topic_is_heard_again_once_a_clock_that_was_ahead_is_set_back() -> None:
     log = Log()
     relays = MadeRelays(log)

@@ -38,8 +38,8 @@ from tests.support.scripted_node import (
     segments,
     settle,
     sync,
-    virtually,
 )
+from tests.support.virtual_time import virtually
 
 PAGE = 20
 N = TypeVar("N", bound="PagingNode")

@@ -43,9 +43,9 @@ from tests.support.scripted_node import (
     segments,
     settle,
     sync,
-    virtually,
 )
 from tests.support.scripted_store import InPlace
+from tests.support.virtual_time import virtually
 
 _numbers = itertools.count(900_000)
 

@@ -38,8 +38,8 @@ from tests.support.scripted_node import (
     said,
     settle,
     sync,
-    virtually,
 )
+from tests.support.virtual_time import virtually
 
 HOUR, DAY, YEAR = 3600.0, 86_400.0, 365 * 86_400.0
 NOTICED = 6.0

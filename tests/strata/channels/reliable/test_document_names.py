@@ -22,7 +22,8 @@ from strata.channels.sds import SdsConfig
 from strata.channels.segmentation import SegmentationConfig
 from strata.channels.spelling import camel_case, snake_case
 
-from tests.support.scripted_node import TOPIC, ScriptedNode, opened, said, virtually
+from tests.support.scripted_node import TOPIC, ScriptedNode, opened, said
+from tests.support.virtual_time import virtually
 
 TYPES: dict[str, str] = {
     # The first document.

@@ -40,8 +40,8 @@ from tests.support.scripted_node import (
     opened,
     said,
     settle,
-    virtually,
 )
+from tests.support.virtual_time import virtually
 
 W5 = bytes.fromhex(
     "0a05616c6963651240356534346462343131643831383235393764666534393930393263383336656362373736303361"

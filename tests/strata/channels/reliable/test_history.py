@@ -21,7 +21,15 @@ from strata.channels.sds import HistoryEntry, SdsMessage
 from strata.protocol.errors import ConnectionFailed
 
 from tests.strata.channels.reliable.test_absence import PagingNode, at, payloads, talk
-from tests.support.scripted_node import START, START_MS, opened, said, segments, sync, virtually
+from tests.support.scripted_node import (
+    START,
+    START_MS,
+    opened,
+    said,
+    segments,
+    sync,
+)
+from tests.support.virtual_time import virtually
 
 QUIETLY: dict[str, Any] = {"join": "now", "retrieve_frequency_ms": 0}
 

@@ -30,8 +30,8 @@ from tests.support.scripted_node import (
     said,
     settle,
     sync,
-    virtually,
 )
+from tests.support.virtual_time import virtually
 
 MARK = b"\xfe\xfe"
 

@@ -19,7 +19,14 @@ from strata.channels.reliable import (
 )
 from strata.channels.reliable.hub import Hub
 
-from tests.support.scripted_node import TOPIC, ScriptedNode, Sent, opened, settle, virtually
+from tests.support.scripted_node import (
+    TOPIC,
+    ScriptedNode,
+    Sent,
+    opened,
+    settle,
+)
+from tests.support.virtual_time import virtually
 
 
 class Wrapped:

@@ -23,7 +23,8 @@ from strata.channels.sds import HistoryEntry, SdsConfig, SdsMessage
 from strata.channels.sds.bloom import BloomParameters
 from strata.channels.segmentation.messages import Segment, encode_segment, message_hash
 
-from tests.support.scripted_node import TOPIC, ScriptedNode, opened, settle, virtually
+from tests.support.scripted_node import TOPIC, ScriptedNode, opened, settle
+from tests.support.virtual_time import virtually
 
 # The inbox.
 

@@ -43,8 +43,8 @@ from tests.support.scripted_node import (
     said,
     settle,
     sync,
-    virtually,
 )
+from tests.support.virtual_time import virtually
 
 RECORDED: list[dict[str, str | None]] = json.loads((Path(__file__).parent / "vectors/waku.json").read_text())[
     "messages"

@@ -33,8 +33,8 @@ from tests.support.scripted_node import (
     said,
     settle,
     sync,
-    virtually,
 )
+from tests.support.virtual_time import virtually
 
 EPOCH: dict[str, Any] = {"epoch_size_ms": 100_000, "acknowledgement_timeout_ms": 100_000_000}
 """The test starts at the beginning of an epoch, and nothing is retransmitted."""

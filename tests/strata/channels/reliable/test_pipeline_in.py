@@ -17,7 +17,16 @@ from strata.channels.reliable import (
 )
 from strata.channels.sds import HistoryEntry, OutgoingFull
 
-from tests.support.scripted_node import START_MS, ScriptedNode, chunks, opened, said, settle, sync, virtually
+from tests.support.scripted_node import (
+    START_MS,
+    ScriptedNode,
+    chunks,
+    opened,
+    said,
+    settle,
+    sync,
+)
+from tests.support.virtual_time import virtually
 
 
 class Xor:

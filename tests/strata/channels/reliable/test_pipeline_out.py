@@ -20,7 +20,16 @@ from strata.channels.sds import SdsMessage
 from strata.channels.segmentation import decode_segment
 from strata.channels.segmentation.messages import message_hash
 
-from tests.support.scripted_node import TOPIC, Refusal, ScriptedNode, Sent, Told, opened, settle, virtually
+from tests.support.scripted_node import (
+    TOPIC,
+    Refusal,
+    ScriptedNode,
+    Sent,
+    Told,
+    opened,
+    settle,
+)
+from tests.support.virtual_time import virtually
 
 REFUSED = 600
 """Large enough to expose a cost that grows with the queue."""

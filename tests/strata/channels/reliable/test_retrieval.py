@@ -28,8 +28,8 @@ from tests.support.scripted_node import (
     opened,
     said,
     settle,
-    virtually,
 )
+from tests.support.virtual_time import virtually
 
 DAY_MS = 86_400_000
 

@@ -49,10 +49,10 @@ from tests.support.scripted_node import (
     said,
     settle,
     sync,
-    virtually,
 )
 from tests.support.scripted_store import DictStore, Failing, InPlace, Mortal
 from tests.support.short_lives import ShortLife, short_lives
+from tests.support.virtual_time import virtually
 
 ALICE = ParticipantKey("room", "alice")
 

@@ -9,7 +9,8 @@ from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.reliable.ephemerals import Ephemeral
 from strata.channels.reliable.under_way import Consignment, UnderWay
 
-from tests.support.scripted_node import TOPIC, ScriptedNode, virtually
+from tests.support.scripted_node import TOPIC, ScriptedNode
+from tests.support.virtual_time import virtually
 
 MIB = 1 << 20
 

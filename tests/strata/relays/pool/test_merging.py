@@ -8,7 +8,8 @@ from strata.relays.pool.merging import Merging
 from strata.relays.pool.older_ids import OlderIdsOnDisk
 from strata.relays.pool.values import Position
 
-from tests.support.simulated_relays import START, packet
+from tests.support.simulated_relays import packet
+from tests.support.virtual_time import START
 
 
 class Shelf:

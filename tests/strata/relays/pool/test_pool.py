@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from dataclasses import replace
-from functools import wraps
 
 import pytest
 from strata.protocol import packets
@@ -17,28 +16,17 @@ from strata.relays.pool import Copy, PacketPool, PoolOptions, Profile, Standing
 
 from tests.support.simulated_relays import (
     ME,
-    START,
     Character,
     SimConnection,
     World,
     packet,
     run_virtually,
     until,
-    wall,
 )
+from tests.support.virtual_time import START, virtually, wall
 
 QUIET = PoolOptions(presence_delay=None, sweep_interval=None, ping_interval=None, probe_interval=None)
 """Without the pool's own checks."""
-
-
-def virtual(test):
-    """Run an async test on its own clock."""
-
-    @wraps(test)
-    def run(*arguments, **named):
-        run_virtually(test(*arguments, **named))
-
-    return run
 
 
 def three(first: Character | None = None) -> World:
@@ -57,7 +45,7 @@ def now() -> float:
 # Heads: where the logs of relays end.
 
 
-@virtual
+@virtually
 async def test_from_the_heads_of_all_readers_nothing_comes_that_they_had_before():
     world = World(1, Character(), Character(latency=0.2), Character(latency=0.2))
     for name in "abc":
@@ -73,7 +61,7 @@ async def test_from_the_heads_of_all_readers_nothing_comes_that_they_had_before(
         assert pool.statistics.packets_merged == 1
 
 
-@virtual
+@virtually
 async def test_neither_a_sweep_nor_a_relay_that_takes_over_goes_back_behind_the_heads():
     world = three()
     for name in "abc":
@@ -94,7 +82,7 @@ async def test_neither_a_sweep_nor_a_relay_that_takes_over_goes_back_behind_the_
             assert pool.statistics.copies_dropped <= 4
 
 
-@virtual
+@virtually
 async def test_a_relay_that_does_not_say_where_it_ends_holds_up_nobody():
     world = World(1, Character(), Character(stalls=1.0), Character(unmarked=1.0))
     async with world.pool(replace(QUIET, readers=3)) as pool:
@@ -114,7 +102,7 @@ async def test_a_relay_that_does_not_say_where_it_ends_holds_up_nobody():
 
 
 @pytest.mark.req("C-270")
-@virtual
+@virtually
 async def test_a_packet_goes_to_two_relays_and_the_first_ok_is_enough():
     world = three(Character(latency=5.0))
     async with world.pool(QUIET) as pool:
@@ -128,7 +116,7 @@ async def test_a_packet_goes_to_two_relays_and_the_first_ok_is_enough():
 
 
 @pytest.mark.req("C-272", "C-273")
-@virtual
+@virtually
 async def test_a_dead_relay_is_waited_for_by_nobody_and_another_takes_its_copy_after_1_s():
     world = three()
     async with world.pool(replace(QUIET, sample_interval=None)) as pool:
@@ -143,7 +131,7 @@ async def test_a_dead_relay_is_waited_for_by_nobody_and_another_takes_its_copy_a
 
 
 @pytest.mark.req("C-273")
-@virtual
+@virtually
 async def test_a_relay_that_is_away_is_tried_again_after_longer_and_longer_until_it_is_back():
     world = World(1, Character())
     async with world.pool(replace(QUIET, copies=1)) as pool:
@@ -153,7 +141,7 @@ async def test_a_relay_that_is_away_is_tried_again_after_longer_and_longer_until
         assert published.copies == {"ws://a": "stored"} and 10 <= now() < 15
 
 
-@virtual
+@virtually
 async def test_what_a_callback_raises_is_its_callers_and_the_pool_goes_on():
     def fails() -> None:
         raise LookupError("the program's own")
@@ -167,7 +155,7 @@ async def test_what_a_callback_raises_is_its_callers_and_the_pool_goes_on():
         assert pool.statistics.published == 2
 
 
-@virtual
+@virtually
 async def test_too_few_confirmations_in_time_is_a_timeout_and_leaves_nothing_behind():
     world = three()
     async with world.pool(replace(QUIET, confirmations=2)) as pool:
@@ -182,7 +170,7 @@ async def test_too_few_confirmations_in_time_is_a_timeout_and_leaves_nothing_beh
         assert len(pool._publisher) == 0
 
 
-@virtual
+@virtually
 async def test_a_refusal_by_all_is_raised_one_by_some_is_not(monkeypatch):
     world = three()
 
@@ -201,7 +189,7 @@ async def test_a_refusal_by_all_is_raised_one_by_some_is_not(monkeypatch):
 
 
 @pytest.mark.req("C-274", "R-343")
-@virtual
+@virtually
 async def test_a_packet_that_a_relay_said_ok_to_and_forgot_is_sent_again():
     world = World(1, Character(forgets=1.0), Character(), Character())
     async with world.pool(PoolOptions(sweep_interval=None)) as pool:
@@ -221,7 +209,7 @@ async def test_a_packet_that_a_relay_said_ok_to_and_forgot_is_sent_again():
 
 
 @pytest.mark.req("C-274")
-@virtual
+@virtually
 async def test_who_publishes_faster_than_can_be_checked_waits():
     world = three()
     async with world.pool(PoolOptions(presence_packets=5, sweep_interval=None)) as pool:
@@ -231,7 +219,7 @@ async def test_who_publishes_faster_than_can_be_checked_waits():
         assert pool.statistics.presence_thin == pool.statistics.presence_given_up == 0
 
 
-@virtual
+@virtually
 async def test_copies_in_the_background_are_bounded():
     world = three()
     async with world.pool(replace(QUIET, max_background=3)) as pool:
@@ -243,7 +231,7 @@ async def test_copies_in_the_background_are_bounded():
         assert pool.statistics.copies_abandoned > 0
 
 
-@virtual
+@virtually
 async def test_an_abandoned_publish_is_counted_once():
     world = three()
     options = replace(QUIET, copies=3, connections=3, max_background=5)
@@ -262,7 +250,7 @@ async def test_an_abandoned_publish_is_counted_once():
 
 
 @pytest.mark.req("C-271", "R-106")
-@virtual
+@virtually
 async def test_each_packet_comes_once_from_two_relays():
     world = three()
     async with world.pool(QUIET) as pool:
@@ -281,7 +269,7 @@ async def test_each_packet_comes_once_from_two_relays():
 
 
 @pytest.mark.req("C-272", "C-278")
-@virtual
+@virtually
 async def test_a_spare_takes_over_and_what_came_in_between_is_not_missed():
     world = three()
     async with world.pool(QUIET) as pool:
@@ -330,7 +318,7 @@ def test_a_relay_whose_clock_is_ahead_leads_no_other_relay_into_the_future(recei
 
 
 @pytest.mark.req("C-275")
-@virtual
+@virtually
 async def test_a_live_event_withheld_by_all_readers_arrives_all_the_same():
     world = World(1, *[Character(withholds=1.0)] * 2, Character())
     options = replace(QUIET, sweep_interval=60.0)
@@ -346,7 +334,7 @@ async def test_a_live_event_withheld_by_all_readers_arrives_all_the_same():
 
 
 @pytest.mark.req("C-276", "C-275")
-@virtual
+@virtually
 async def test_the_sweep_after_an_outage_spans_it():
     world = World(1, Character(withholds=0.0))
     options = replace(QUIET, sweep_interval=300.0, copies=1, readers=1, overlap=60)
@@ -365,7 +353,7 @@ async def test_the_sweep_after_an_outage_spans_it():
 
 
 @pytest.mark.req("C-277")
-@virtual
+@virtually
 async def test_two_missed_pings_and_the_subscription_is_made_elsewhere():
     world = three()
     options = replace(QUIET, ping_interval=60.0)
@@ -384,7 +372,7 @@ async def test_two_missed_pings_and_the_subscription_is_made_elsewhere():
 
 @pytest.mark.slow
 @pytest.mark.req("R-342", "R-344")
-@virtual
+@virtually
 async def test_a_relay_that_tampers_is_blacklisted_and_not_contacted_again():
     world = World(1, Character(tampers=1.0), Character(), Character())
     async with world.pool(QUIET) as pool:
@@ -405,7 +393,7 @@ async def test_a_relay_that_tampers_is_blacklisted_and_not_contacted_again():
 
 
 @pytest.mark.req("R-343", "R-344")
-@virtual
+@virtually
 async def test_random_probes_find_a_relay_that_denies_what_it_had():
     world = three()
     options = replace(QUIET, probe_interval=20.0)
@@ -433,7 +421,7 @@ HONEST_FAULTS = {
 
 @pytest.mark.req("R-344", "C-274")
 @pytest.mark.parametrize("fault", HONEST_FAULTS)
-@virtual
+@virtually
 async def test_an_honest_relay_is_never_blacklisted_whatever_befalls_it(fault):
     first, then = HONEST_FAULTS[fault]
     world = three(replace(first))
@@ -466,7 +454,7 @@ async def test_an_honest_relay_is_never_blacklisted_whatever_befalls_it(fault):
 
 
 @pytest.mark.req("C-274", "R-190")
-@virtual
+@virtually
 async def test_a_relay_may_keep_back_what_it_queued_and_gets_it_again_all_the_same(monkeypatch):
     world = three()
     receive = world["a"].receive
@@ -488,7 +476,7 @@ async def test_a_relay_may_keep_back_what_it_queued_and_gets_it_again_all_the_sa
 
 
 @pytest.mark.req("C-274", "R-113")
-@virtual
+@virtually
 async def test_a_relay_is_not_asked_for_a_packet_that_only_repeats_one_it_has(monkeypatch):
     """A publisher that restarts attests again; the relay stores neither that packet nor a lie."""
     world = three()
@@ -513,7 +501,7 @@ async def test_a_relay_is_not_asked_for_a_packet_that_only_repeats_one_it_has(mo
 
 
 @pytest.mark.req("C-274", "R-344")
-@virtual
+@virtually
 async def test_one_packet_that_an_operator_removes_is_denied_once(monkeypatch):
     """The relay knows its id and answers `duplicate` from then on, whoever sends it."""
     world = three()
@@ -536,7 +524,7 @@ async def test_one_packet_that_an_operator_removes_is_denied_once(monkeypatch):
 
 
 @pytest.mark.req("R-343", "R-344")
-@virtual
+@virtually
 async def test_a_relay_that_removes_what_strangers_published_is_not_blacklisted():
     world = three()
     async with world.pool(replace(QUIET, probe_interval=20.0)) as pool:
@@ -555,7 +543,7 @@ async def test_a_relay_that_removes_what_strangers_published_is_not_blacklisted(
 
 @pytest.mark.slow
 @pytest.mark.req("C-279")
-@virtual
+@virtually
 async def test_every_check_can_be_switched_off():
     world = three()
     async with world.pool(replace(QUIET, sample_interval=None)) as pool:
@@ -569,7 +557,7 @@ async def test_every_check_can_be_switched_off():
 
 @pytest.mark.slow
 @pytest.mark.req("R-345")
-@virtual
+@virtually
 async def test_relays_not_in_use_are_tried_from_time_to_time():
     world = World(1, *[Character() for _ in range(6)])
     options = PoolOptions(connections=2, sample_interval=120.0)
@@ -585,7 +573,7 @@ async def test_relays_not_in_use_are_tried_from_time_to_time():
 # Queries that end.
 
 
-@virtual
+@virtually
 async def test_history_is_the_union_of_what_the_readers_have():
     world = three()
     for n in range(30):
@@ -598,7 +586,7 @@ async def test_history_is_the_union_of_what_the_readers_have():
         assert len([d async for d in pool.fetch(limit=7)]) == 7
 
 
-@virtual
+@virtually
 async def test_ids_that_cannot_be_looked_up_end_the_subscription_and_nothing_else(monkeypatch):
     world = three()
     async with world.pool(replace(QUIET, dedup_packets=1)) as pool:
@@ -618,7 +606,7 @@ def _unreadable(self, digest):
     raise OSError("packet ids kept on disk cannot be read: disk on fire")
 
 
-@virtual
+@virtually
 async def test_a_relay_lost_amid_history_is_replaced():
     world = World(1, Character(latency=1.0), Character(), Character())
     for n in range(30):
@@ -634,7 +622,7 @@ async def test_a_relay_lost_amid_history_is_replaced():
         assert sorted(first + rest) == sorted(packet(n).packet_id for n in range(30))
 
 
-@virtual
+@virtually
 async def test_get_takes_the_first_answer_and_none_only_if_all_deny():
     world = three(Character(latency=3.0))
     for name in "ac":
@@ -650,7 +638,7 @@ async def test_get_takes_the_first_answer_and_none_only_if_all_deny():
             await pool.get(packet(2).packet_id, timeout=5)
 
 
-@virtual
+@virtually
 async def test_positions_go_on_in_another_session():
     world = three()
     for n in range(10):
@@ -671,7 +659,7 @@ async def test_positions_go_on_in_another_session():
 
 
 @pytest.mark.req("R-404", "R-405")
-@virtual
+@virtually
 async def test_shielded_publishes_with_jitter_and_asks_for_more_than_it_wants():
     world = three()
     options = replace(QUIET, profile=Profile.SHIELDED, copies=1, readers=1)
@@ -702,7 +690,7 @@ def _other():
 
 
 @pytest.mark.req("R-406", "R-407", "R-408")
-@virtual
+@virtually
 async def test_hardened_without_a_proxy_is_shielded_and_stays_stored():
     world = three()
     async with world.pool(replace(QUIET, profile=Profile.HARDENED)) as pool:
@@ -718,7 +706,7 @@ async def test_hardened_without_a_proxy_is_shielded_and_stays_stored():
 
 
 @pytest.mark.req("R-404", "R-407")
-@virtual
+@virtually
 async def test_a_profile_falls_back_when_relays_are_lost_to_the_blacklist_and_comes_back():
     world = World(1, Character(tampers=1.0), Character())
     async with world.pool(replace(QUIET, profile=Profile.SHIELDED)) as pool:
@@ -735,7 +723,7 @@ async def test_a_profile_falls_back_when_relays_are_lost_to_the_blacklist_and_co
         await until(lambda: pool.profile.profile is Profile.SHIELDED)
 
 
-@virtual
+@virtually
 async def test_a_relay_that_has_refused_is_asked_again_when_it_has_come_back():
     world = World(1, Character(), Character())
     refusing = True
@@ -764,7 +752,7 @@ async def test_a_relay_that_has_refused_is_asked_again_when_it_has_come_back():
         assert sorted(subscription.relays) == ["ws://a", "ws://b"]
 
 
-@virtual
+@virtually
 async def test_a_relay_that_is_removed_and_added_at_once_is_in_use_again():
     world = World(1, Character(), Character())
     async with world.pool(QUIET) as pool:
@@ -779,7 +767,7 @@ async def test_a_relay_that_is_removed_and_added_at_once_is_in_use_again():
 # Opening and closing.
 
 
-@virtual
+@virtually
 async def test_opening_needs_one_relay_and_says_so():
     world = three()
     for name in "abc":
@@ -794,7 +782,7 @@ async def test_opening_needs_one_relay_and_says_so():
         assert pool._relays.connected() == ["ws://b"] and pool.is_connected
 
 
-@virtual
+@virtually
 async def test_a_file_that_cannot_be_read_for_a_while_costs_one_relay_and_not_the_pool():
     world = World(1, Character(), Character())
     failing = True
@@ -832,7 +820,7 @@ def test_relays_that_are_far_away_do_not_take_turns_for_ever(count, latency):
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.01, 1.0])
-@virtual
+@virtually
 async def test_closing_ends_an_opening_at_once(moment):
     world = three()
     for name in "abc":
@@ -847,7 +835,7 @@ async def test_closing_ends_an_opening_at_once(moment):
     assert now() == closed_at and len(asyncio.all_tasks()) == 1
 
 
-@virtual
+@virtually
 async def test_a_subscription_that_is_left_after_its_pool_stops():
     async with three().pool(QUIET) as pool:
         subscription = pool.subscribe()
@@ -855,7 +843,7 @@ async def test_a_subscription_that_is_left_after_its_pool_stops():
     assert await anext(subscription, None) is None
 
 
-@virtual
+@virtually
 async def test_a_pool_that_was_closed_cannot_be_opened():
     pool = three().pool(QUIET)
     await pool.close()
@@ -889,7 +877,7 @@ async def test_a_pool_that_is_closed_while_it_reads_its_scores_connects_to_nothi
         log._file._database.execute("SELECT 1")
 
 
-@virtual
+@virtually
 async def test_closing_ends_everything_that_waits_and_leaves_nothing_behind():
     world = three()
     pool = await world.pool().open()
@@ -910,7 +898,7 @@ async def test_closing_ends_everything_that_waits_and_leaves_nothing_behind():
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-@virtual
+@virtually
 async def test_closing_ends_a_publish_that_has_no_copy_under_way():
     world = World(1, Character(), Character())
     pool = await world.pool(replace(QUIET, copies=1)).open()
@@ -929,7 +917,7 @@ async def test_closing_ends_a_publish_that_has_no_copy_under_way():
     await asyncio.sleep(5)  # and there are no further attempts
 
 
-@virtual
+@virtually
 async def test_closing_stops_the_copies_that_were_to_go_out_after_a_confirmed_publish():
     world = World(1, Character(), Character())
     pool = await world.pool(QUIET).open()
@@ -942,7 +930,7 @@ async def test_closing_stops_the_copies_that_were_to_go_out_after_a_confirmed_pu
     await asyncio.sleep(5)
 
 
-@virtual
+@virtually
 async def test_closing_ends_a_publish_that_waits_for_room_in_the_checks():
     world = World(1, Character(), Character())
     options = PoolOptions(presence_packets=1, presence_delay=1000.0, sweep_interval=None, publish_timeout=500)
@@ -957,7 +945,7 @@ async def test_closing_ends_a_publish_that_waits_for_room_in_the_checks():
     assert now() - began_at < 1
 
 
-@virtual
+@virtually
 async def test_a_subscription_left_by_break_ends_by_itself():
     world = three()
     async with world.pool() as pool:
@@ -970,7 +958,7 @@ async def test_a_subscription_left_by_break_ends_by_itself():
         assert not [task for task in asyncio.all_tasks() if "reader" in task.get_name()]
 
 
-@virtual
+@virtually
 async def test_cancelling_at_any_time_loses_no_packet():
     world = three()
     async with world.pool(replace(QUIET, queue_packets=2)) as pool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,16 +31,14 @@ from strata.relays.connection.values import Delivery, Published
 from strata.relays.pool import PoolOptions
 
 from tests.support.simulated_relays import (
-    START,
     Character,
     SimConnection,
     SimRelay,
     World,
     packet,
-    run_virtually,
     until,
-    wall,
 )
+from tests.support.virtual_time import START, virtually, wall
 
 TOPIC = "/chat/1/room/proto"
 ALICE, BOB = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
@@ -114,16 +112,6 @@ class ChannelWorld(World):
         )
 
 
-def virtual(test):
-    """Run an async test on its own clock."""
-
-    @wraps(test)
-    def run(*arguments, **named):
-        run_virtually(test(*arguments, **named))
-
-    return run
-
-
 def world_of(relays: int) -> ChannelWorld:
     return ChannelWorld(*(Character() for _ in range(relays)))
 
@@ -149,7 +137,7 @@ def ids(*numbers: int) -> list[str]:
 
 
 @pytest.mark.req("C-285")
-@virtual
+@virtually
 async def test_each_relay_is_asked_for_what_the_ones_before_it_did_not_have():
     world = world_of(3)
     put(world, "a", 1, 2)
@@ -167,7 +155,7 @@ async def test_each_relay_is_asked_for_what_the_ones_before_it_did_not_have():
         had |= world.relays[url].ids
 
 
-@virtual
+@virtually
 async def test_once_everything_is_found_nobody_else_is_asked():
     world = world_of(3)
     for name in "abc":
@@ -179,7 +167,7 @@ async def test_once_everything_is_found_nobody_else_is_asked():
     assert len(world.peculiar.asked) == 1
 
 
-@virtual
+@virtually
 async def test_a_relay_that_cannot_answer_is_passed_over():
     world = world_of(2)
     put(world, "b", 1)
@@ -189,7 +177,7 @@ async def test_a_relay_that_cannot_answer_is_passed_over():
         assert [each.packet.packet_id async for each in pool.find(ids(1, 2))] == ids(1)
 
 
-@virtual
+@virtually
 async def test_only_if_no_relay_could_answer_finding_fails():
     world = world_of(2)
     async with world.pool_of() as pool:
@@ -201,7 +189,7 @@ async def test_only_if_no_relay_could_answer_finding_fails():
         await anext(pool.find(ids(1)))
 
 
-@virtual
+@virtually
 async def test_finding_nothing_because_no_relay_is_there_is_told_from_finding_nothing_at_all():
     world = world_of(2)
     async with world.pool_of() as pool:
@@ -216,7 +204,7 @@ async def test_finding_nothing_because_no_relay_is_there_is_told_from_finding_no
 # What a node needs from a pool.
 
 
-@virtual
+@virtually
 async def test_seats_are_the_relays_connected_of_as_many_as_packets_go_to():
     world = world_of(3)
     async with world.pool_of(copies=2, replace_after=3_600.0) as pool:
@@ -232,7 +220,7 @@ async def test_seats_are_the_relays_connected_of_as_many_as_packets_go_to():
 
 
 @pytest.mark.req("C-289")
-@virtual
+@virtually
 async def test_the_limit_of_a_pool_is_the_smallest_that_a_connected_relay_has_told():
     world = world_of(3)
     async with world.pool_of() as pool:
@@ -246,7 +234,7 @@ async def test_the_limit_of_a_pool_is_the_smallest_that_a_connected_relay_has_to
 
 
 @pytest.mark.req("C-262")
-@virtual
+@virtually
 async def test_the_first_ok_is_told_once_and_before_the_others_are_there():
     world = ChannelWorld(Character(latency=0.1), Character(latency=4.0))
     async with world.pool_of(copies=2, confirmations=2, retry_interval=60.0) as pool:
@@ -258,7 +246,7 @@ async def test_the_first_ok_is_told_once_and_before_the_others_are_there():
         assert asyncio.get_running_loop().time() - began_at >= 4
 
 
-@virtual
+@virtually
 async def test_a_packet_that_is_refused_by_all_was_never_stored():
     world = world_of(2)
     async with world.pool_of() as pool:
@@ -289,7 +277,7 @@ def envelope(payload: bytes = b"hello") -> MessageEnvelope:
 
 
 @pytest.mark.req("C-262")
-@virtual
+@virtually
 async def test_propagated_is_the_first_of_two_relays_and_sent_the_second():
     world = ChannelWorld(Character(latency=0.1), Character(latency=4.0))
     async with world.pool_of(copies=2, confirmations=2, retry_interval=60.0) as pool, pool.node as node:
@@ -302,7 +290,7 @@ async def test_propagated_is_the_first_of_two_relays_and_sent_the_second():
 
 
 @pytest.mark.req("C-262")
-@virtual
+@virtually
 async def test_by_default_one_relay_is_enough_for_a_message_to_be_sent():
     world = ChannelWorld(Character(latency=0.1), Character(latency=30.0))
     async with world.pool_of() as pool, pool.node as node:
@@ -314,7 +302,7 @@ async def test_by_default_one_relay_is_enough_for_a_message_to_be_sent():
 
 
 @pytest.mark.req("C-291")
-@virtual
+@virtually
 async def test_the_same_packet_is_at_both_relays_and_comes_once():
     world = world_of(2)
     async with (
@@ -334,7 +322,7 @@ async def test_the_same_packet_is_at_both_relays_and_comes_once():
 
 
 @pytest.mark.req("C-292")
-@virtual
+@virtually
 async def test_one_relay_that_refuses_for_good_does_not_fail_a_message_all_of_them_do():
     world = world_of(2)
     async with world.pool_of() as pool, pool.node as node:
@@ -352,7 +340,7 @@ async def test_one_relay_that_refuses_for_good_does_not_fail_a_message_all_of_th
 
 
 @pytest.mark.req("C-265", "C-266")
-@virtual
+@virtually
 async def test_relays_that_stop_one_by_one_change_the_status_in_order_and_fail_no_message():
     world = world_of(2)
     async with world.pool_of(revive_after=3_600.0) as pool, pool.node as node:
@@ -385,7 +373,7 @@ async def test_relays_that_stop_one_by_one_change_the_status_in_order_and_fail_n
         assert healths == [good, less, bad, less, good]
 
 
-@virtual
+@virtually
 async def test_a_pool_without_an_identity_carries_no_channels():
     pool = world_of(1).pool_of(None)
     with pytest.raises(ValueError, match="identity"):
@@ -405,7 +393,7 @@ class Talker:
 
 
 @pytest.mark.req("C-270", "C-271", "C-291")
-@virtual
+@virtually
 async def test_two_talk_over_two_relays_without_one_needless_retransmission():
     world = world_of(2)
     async with world.pool_of(ALICE) as first, world.pool_of(BOB) as second:
@@ -425,7 +413,7 @@ async def test_two_talk_over_two_relays_without_one_needless_retransmission():
         await second.node.close()
 
 
-@virtual
+@virtually
 async def test_a_newcomer_over_a_pool_is_given_nothing_from_before_that_a_sweep_finds_at_another_relay():
     world = world_of(3)
     (segment,) = segment_message(b"of old", SegmentationConfig(), request_id="0" * 32)
@@ -446,7 +434,7 @@ async def test_a_newcomer_over_a_pool_is_given_nothing_from_before_that_a_sweep_
 
 
 @pytest.mark.req("C-272", "C-278")
-@virtual
+@virtually
 async def test_relays_that_die_by_turns_lose_nothing_and_double_nothing():
     world = world_of(3)
     options = {"connections": 3, "replace_after": 1.0, "revive_after": 10.0, "reconnect_cap": 5.0}
@@ -473,7 +461,7 @@ async def test_relays_that_die_by_turns_lose_nothing_and_double_nothing():
 
 
 @pytest.mark.req("C-285")
-@virtual
+@virtually
 async def test_a_message_withheld_from_every_stream_is_found_by_its_hint():
     world = ChannelWorld(Character(), Character())
     async with world.pool_of(ALICE) as first, world.pool_of(BOB) as second:
@@ -511,7 +499,7 @@ async def test_a_message_withheld_from_every_stream_is_found_by_its_hint():
         ([RequestTimeout("keys", 1), RequestTimeout("keys", 1)], False),
     ],
 )
-@virtual
+@virtually
 async def test_a_repair_is_believed_if_any_relay_knows_keys_that_signed_it(verdicts, heard):
     world = world_of(2)
     world.peculiar.verdicts = dict(zip(world.relays, verdicts, strict=True))

@@ -8,7 +8,8 @@ from strata.protocol.packets import Packet
 from strata.relays.conduct import Aspect
 from strata.relays.pool.probes import KnownPackets
 
-from tests.support.simulated_relays import ME, START, packet
+from tests.support.simulated_relays import ME, packet
+from tests.support.virtual_time import START
 
 T = float(START)
 

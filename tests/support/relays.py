@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import cache
 from http import HTTPStatus
 from typing import Any, Self, TypeVar
@@ -15,6 +15,7 @@ from msgspec import Raw
 from strata.protocol import ids, packets, wire
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
+from strata.relays.connection.values import Delivery
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
@@ -328,6 +329,10 @@ class FakeRelay:
             self.model.append(packet)
         await self.flush()
 
+    def received_so_far(self) -> list[wire.ClientMessage]:
+        """What clients have sent since it was last asked for."""
+        return [self.received.get_nowait() for _ in range(self.received.qsize())]
+
     def cut(self) -> None:
         for socket in list(self._open):
             socket.transport.abort()
@@ -343,3 +348,8 @@ class FakeRelay:
                 message = await self.received.get()
                 if isinstance(message, kind):
                     return message
+
+
+async def take(subscription: AsyncIterator[Delivery], count: int) -> list[Packet]:
+    """The next packets of a subscription."""
+    return [(await anext(subscription)).packet for _ in range(count)]

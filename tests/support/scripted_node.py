@@ -426,3 +426,10 @@ def sync(
 
 def ephemeral(n: int, payload: bytes, *, sender: str = "bob") -> SdsMessage:
     return SdsMessage(sender, f"{sender}-e{n}", "room", content=segments(payload)[0])
+
+
+def node_off_by(seconds: float) -> ScriptedNode:
+    """A node whose clock is ahead by this much."""
+    node = ScriptedNode()
+    node.clock_offset = seconds
+    return node

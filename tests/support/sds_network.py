@@ -189,3 +189,8 @@ class Network:
         return {
             name: [entry.message_id for entry in peer.participant.log()] for name, peer in self.peers.items()
         }
+
+
+def delivered(participant: Participant) -> list[str]:
+    """What the participant has delivered since it was last asked."""
+    return [event.message_id for event in participant.events() if isinstance(event, Delivered)]

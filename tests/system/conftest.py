@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,12 @@ def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
 async def client(relay: RelayProcess):
     async with open_client(relay.ws) as bare:
         yield bare
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic for the test alone: the relay is shared."""
+    return f"/test/1/{secrets.token_hex(8)}/proto"
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections import Counter
 from contextlib import aclosing
 from pathlib import Path
@@ -27,14 +26,11 @@ FILTER_IDS = 100
 """A small filter: the packets are small, and a relay of the suite holds many."""
 
 
-def topic() -> str:
-    return f"/test/1/{secrets.token_hex(8)}/proto"
-
-
-async def test_a_long_absence_is_made_up_for_in_order_and_in_bounded_memory(relay: RelayProcess) -> None:
-    where = topic()
-    await publish_all(relay.ws, written(MISSED, where, filter_ids=FILTER_IDS))
-    spent = await read_all(relay.ws, where, MISSED, filter_ids=FILTER_IDS)
+async def test_a_long_absence_is_made_up_for_in_order_and_in_bounded_memory(
+    relay: RelayProcess, topic: str
+) -> None:
+    await publish_all(relay.ws, written(MISSED, topic, filter_ids=FILTER_IDS))
+    spent = await read_all(relay.ws, topic, MISSED, filter_ids=FILTER_IDS)
     assert spent.messages == MISSED
     print(spent)
     # The log and the known ids are bounded; the messages themselves are many times larger.
@@ -49,10 +45,10 @@ def connected(url: str, *, pool: bool) -> strata.Relay | strata.Pool:
 
 @pytest.mark.parametrize("pool", [False, True])
 async def test_a_reading_in_several_lives_skips_nothing_and_repeats_nothing(
-    relay: RelayProcess, tmp_path: Path, pool: bool
+    relay: RelayProcess, topic: str, tmp_path: Path, pool: bool
 ) -> None:
-    where, count = topic(), 700
-    await publish_all(relay.ws, written(count, where, filter_ids=FILTER_IDS))
+    count = 700
+    await publish_all(relay.ws, written(count, topic, filter_ids=FILTER_IDS))
     taken: list[bytes] = []
     seen: list[SyncStatus] = []
     lives = 0
@@ -64,7 +60,7 @@ async def test_a_reading_in_several_lives_skips_nothing_and_repeats_nothing(
         ):
             room = connection.channel(
                 CHANNEL,
-                topic=where,
+                topic=topic,
                 sender_id="me",
                 persistence=store,
                 bloom_filter_size=FILTER_IDS,
@@ -84,30 +80,31 @@ async def test_a_reading_in_several_lives_skips_nothing_and_repeats_nothing(
 
 @pytest.mark.parametrize("pool", [False, True])
 async def test_a_newcomer_is_sent_a_page_or_two_before_what_is_said_now_whatever_was_said_before(
-    relay: RelayProcess, pool: bool
+    relay: RelayProcess, topic: str, pool: bool
 ) -> None:
-    where = topic()
-    await publish_all(relay.ws, written(MISSED, where, filter_ids=FILTER_IDS))
-    joined = await join_to_first_live(relay.ws, where, filter_ids=FILTER_IDS, pool=pool)
+    await publish_all(relay.ws, written(MISSED, topic, filter_ids=FILTER_IDS))
+    joined = await join_to_first_live(relay.ws, topic, filter_ids=FILTER_IDS, pool=pool)
     print(joined)
     # A page of the latest messages, and one more if the first already contains a present one.
     assert joined.packets <= 1_020 < MISSED
 
 
 @pytest.mark.parametrize("pool", [False, True])
-async def test_what_comes_in_while_somebody_joins_is_read_or_heard(relay: RelayProcess, pool: bool) -> None:
-    where, count = topic(), 600
+async def test_what_comes_in_while_somebody_joins_is_read_or_heard(
+    relay: RelayProcess, topic: str, pool: bool
+) -> None:
+    count = 600
     had: Counter[bytes] = Counter()
 
     def note(event: NodeMessageReceived) -> None:
         had[event.message_hash] += 1
 
-    publishing = asyncio.create_task(publish_all(relay.ws, written(count, where, filter_ids=FILTER_IDS)))
+    publishing = asyncio.create_task(publish_all(relay.ws, written(count, topic, filter_ids=FILTER_IDS)))
     async with connected(relay.ws, pool=pool) as connection, asyncio.timeout(60):
         node = connection.node
         node.message_events.on("message_received", note)
-        await node.subscribe_live([where])
-        async with aclosing(node.read(where, order="asc", since_ms=0)) as pages:
+        await node.subscribe_live([topic])
+        async with aclosing(node.read(topic, order="asc", since_ms=0)) as pages:
             async for page in pages:
                 for event in page.messages:
                     note(event)

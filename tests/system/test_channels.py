@@ -43,12 +43,6 @@ MENDING = strata.Options(backoff_base=0.05, backoff_cap=0.5, connect_timeout=30.
 KILLS = 3
 
 
-@pytest.fixture
-def topic() -> str:
-    """A separate topic for the test: the relay is shared."""
-    return f"/test/1/{secrets.token_hex(8)}/proto"
-
-
 def longer(taken: list[bytes], count: int) -> bool:
     return len(taken) > count
 

@@ -27,12 +27,6 @@ from tests.support.waiting import until
 HOUR = 3_600
 
 
-@pytest.fixture
-def topic() -> str:
-    """A separate topic for the test: the relay is shared."""
-    return f"/test/1/{secrets.token_hex(8)}/proto"
-
-
 class Device:
     """An open channel, and its events."""
 

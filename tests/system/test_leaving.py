@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bound": {"sender_binding": "did"},
 }
 MENDING = strata.Options(backoff_base=0.05, backoff_cap=0.5)
-
-
-@pytest.fixture
-def topic() -> str:
-    """A separate topic for the test: the relay is shared."""
-    return f"/test/1/{secrets.token_hex(8)}/proto"
 
 
 async def received(url: str, topic: str, count: int = 1, **options: Any) -> list[bytes]:

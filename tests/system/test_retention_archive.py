@@ -11,20 +11,14 @@ from typing import Any
 import asyncpg
 import pytest
 from strata.protocol.lake import GENESIS, Manifest, RowsDigest, encode, seal
-from strata.protocol.packets import Packet
 
-from relayd.store import NewPacket, Store, migrate
+from relayd.store import Store, migrate
 from tests.support.made_packets import make, new_identity
 from tests.support.relay_process import PostgresHost, RelayProcess, running
+from tests.support.stored_packets import as_stored
 from tests.support.waiting import wait_until
 
 DAY = 86_400
-
-
-def as_stored(packet: Packet) -> NewPacket:
-    return NewPacket(
-        packet.digest, packet.author_id, packet.content_type, packet.timestamp, None, packet.canonical
-    )
 
 
 def waiting(relay: RelayProcess) -> dict[str, float]:

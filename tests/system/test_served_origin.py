@@ -20,6 +20,7 @@ from strata.protocol.provenance import attest, restore
 from strata.protocol.wire import AuthChallenge, encode
 
 from tests.support.bare_client import BareClient, Message, open_client
+from tests.support.made_origins import header_of
 from tests.support.made_packets import new_identity
 from tests.support.relay_process import RelayProcess, running
 
@@ -54,12 +55,6 @@ def attested(author: Identity) -> Packet:
         origin_type="SOFTWARE",
         genesis_media_hash=HASH,
     )
-
-
-def header_of(packet: Packet) -> dict[str, Any]:
-    header = packet.value["provenance_header"]
-    assert isinstance(header, dict)
-    return header
 
 
 def badly_attested(author: Identity) -> Packet:

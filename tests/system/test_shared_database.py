@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from strata.protocol.packets import Packet
 
 from relayd.store import Store
 from relayd.store.migrate import migrate
-from relayd.store.types import NewPacket
 from tests.support.bare_client import Message, open_client
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import PostgresHost, RelayProcess, running
+from tests.support.stored_packets import as_stored
 
 DAY = 86_400
 
@@ -110,8 +109,8 @@ async def test_retention_takes_whole_days_and_never_shortens_the_memory(tmp_path
         old, exempt = make(identity, "old"), make(identity, type="KEY_EVENT")
         await migrate(host.url)
         store = await Store.open(host.url)
-        await store.append([_as_stored(old), _as_stored(exempt)], int(time.time()) - 3 * DAY)
-        await store.append([_as_stored(make(identity, type="LATER"))], int(time.time()))
+        await store.append([as_stored(old), as_stored(exempt)], int(time.time()) - 3 * DAY)
+        await store.append([as_stored(make(identity, type="LATER"))], int(time.time()))
         await store.close()
         with running(RelayProcess(tmp_path, database_url=host.url, retention_days=1)) as relay:
             assert relay.get(f"/packets/{old.packet_id}")[0] == 410
@@ -124,9 +123,3 @@ async def test_retention_takes_whole_days_and_never_shortens_the_memory(tmp_path
                 assert ids_of(events) == [exempt.packet_id]
     finally:
         host.close()
-
-
-def _as_stored(packet: Packet) -> NewPacket:
-    return NewPacket(
-        packet.digest, packet.author_id, packet.content_type, packet.timestamp, None, packet.canonical
-    )

@@ -6,28 +6,22 @@ import time
 
 import asyncpg
 from strata.protocol.ids import Identity
-from strata.protocol.packets import Packet
 
 from relayd.moderation import SubjectKind
-from relayd.store import NewPacket, Store
+from relayd.store import Store
 from relayd.store.counting import count_log, log_end, packets_beyond
 from relayd.store.erasing import Eraser
 from tests.support.made_packets import make, new_identity
+from tests.support.stored_packets import as_stored
 
 NOW = int(time.time())
-
-
-def row_of(packet: Packet) -> NewPacket:
-    return NewPacket(
-        packet.digest, packet.author_id, packet.content_type, packet.timestamp, None, packet.canonical
-    )
 
 
 async def test_each_kind_of_loss_is_counted_as_what_it_is(store: Store, sql: asyncpg.Connection):
     author = new_identity()
     made = [make(author, str(n)) for n in range(10)]
-    await store.append([row_of(packet) for packet in made[:6]], NOW - 86_400)
-    await store.append([row_of(packet) for packet in made[6:]], NOW)
+    await store.append([as_stored(packet) for packet in made[:6]], NOW - 86_400)
+    await store.append([as_stored(packet) for packet in made[6:]], NOW)
     head = await store.head()
     assert (await log_end(store.url)).head == head
     counted = await count_log(store.url)
@@ -48,7 +42,7 @@ async def test_each_kind_of_loss_is_counted_as_what_it_is(store: Store, sql: asy
 async def test_a_packet_that_the_log_has_had_twice_is_counted_as_erased_twice(
     store: Store, sql: asyncpg.Connection
 ):
-    row = row_of(make(new_identity(), "1"))
+    row = as_stored(make(new_identity(), "1"))
     await store.append([row], NOW)
     await sql.execute(
         "DELETE FROM packet_ids"
@@ -69,7 +63,7 @@ async def test_what_is_missing_at_the_end_of_a_day_or_with_all_of_it_is_counted(
     made = [make(author, str(n)) for n in range(9)]
     for day in range(3):
         await store.append(
-            [row_of(packet) for packet in made[3 * day : 3 * day + 3]], NOW - (2 - day) * 86_400
+            [as_stored(packet) for packet in made[3 * day : 3 * day + 3]], NOW - (2 - day) * 86_400
         )
     await sql.execute("DELETE FROM packets WHERE packet_id = ANY ($1)", [made[2].digest, made[8].digest])
     assert (await count_log(store.url)).missing == 2
@@ -82,8 +76,8 @@ async def test_what_is_missing_at_the_end_of_a_day_or_with_all_of_it_is_counted(
 async def test_days_that_retention_has_removed_are_not_missing(database: str):
     async with await Store.open(database, retention_days=1, dedup_window_seconds=10 * 86_400) as store:
         author = new_identity()
-        await store.append([row_of(make(author, str(n))) for n in range(3)], NOW - 5 * 86_400)
-        await store.append([row_of(make(author, "last"))], NOW)
+        await store.append([as_stored(make(author, str(n))) for n in range(3)], NOW - 5 * 86_400)
+        await store.append([as_stored(make(author, "last"))], NOW)
         assert (await store.maintain(NOW)).days
         counted = await count_log(store.url)
     assert (counted.packets, counted.missing) == (1, 0)

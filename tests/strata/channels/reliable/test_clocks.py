@@ -34,6 +34,7 @@ from tests.support.scripted_node import (
     ScriptedNode,
     chunks,
     elapsed,
+    node_off_by,
     opened,
     said,
     settle,
@@ -50,12 +51,6 @@ async def set_clock(node: ScriptedNode, by: float) -> None:
     """Set the clock by this many seconds, as a step or a sleep would, and wait until the channel notices."""
     node.clock_offset += by
     await asyncio.sleep(NOTICED)
-
-
-def node_off_by(seconds: float) -> ScriptedNode:
-    node = ScriptedNode()
-    node.clock_offset = seconds
-    return node
 
 
 def wall_ms(node: ScriptedNode) -> float:

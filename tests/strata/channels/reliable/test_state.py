@@ -45,6 +45,7 @@ from tests.support.scripted_node import (
     Told,
     chunks,
     filter_of,
+    node_off_by,
     opened,
     said,
     settle,
@@ -94,13 +95,6 @@ async def living(open_disk: Opener, node: ScriptedNode, **options: Any) -> Async
         await store.close()
 
 
-def later(seconds: float) -> ScriptedNode:
-    """The node of a later life, whose clock is ahead by this many seconds."""
-    node = ScriptedNode()
-    node.clock_offset = seconds
-    return node
-
-
 @pytest.mark.req("C-249", "C-257", "C-253")
 @virtually
 async def test_unacknowledged_chunks_are_sent_again_after_a_restart(disk: Disk) -> None:
@@ -114,7 +108,7 @@ async def test_unacknowledged_chunks_are_sent_again_after_a_restart(disk: Disk) 
         request_id = await channel.send(b"c0c1c2")
         await settle()
         await node.deliver(sync(1, follows=[node.sent[1]]))
-    again = later(60)
+    again = node_off_by(60)
     async with living(disk, again, **options) as (channel, told):
         await settle()
         # What is overdue is sent at once: the same messages, with the same request id.
@@ -123,7 +117,7 @@ async def test_unacknowledged_chunks_are_sent_again_after_a_restart(disk: Disk) 
         await again.deliver(sync(2, follows=[again.sent[0], again.sent[1]]))
         assert [event.chunks_acknowledged for event in told.of(MessageAcknowledged)][-1] == (0, 1, 2)
         assert [event.request_id for event in told.of(ReliableMessageDelivered)] == [request_id]
-    last = later(120)
+    last = node_off_by(120)
     async with living(disk, last, **options) as (channel, told):
         await asyncio.sleep(60)
         assert last.sent == [] and told.events == [] and channel.sync_status().is_synced
@@ -144,7 +138,7 @@ async def test_what_was_given_up_long_ago_is_still_so_after_a_restart(
         assert [each.undelivered for each in channel.sync_status().outstanding] == [True, True, True]
     # Otherwise they would be outstanding for ever: only a limited number of abandoned messages is kept.
     monkeypatch.setattr("strata.channels.reliable.requests._MAX_UNDELIVERED", 2)
-    async with living(disk, later(60), **options) as (channel, _):
+    async with living(disk, node_off_by(60), **options) as (channel, _):
         assert [each.undelivered for each in channel.sync_status().outstanding] == [True, True]
 
 
@@ -157,12 +151,12 @@ async def test_attempts_made_before_a_restart_count(disk: Disk) -> None:
         await channel.send(b"hello")
         await asyncio.sleep(7)
         assert len(node.sent) == 2
-    again = later(20)
+    again = node_off_by(20)
     async with living(disk, again, **options) as (channel, told):
         await asyncio.sleep(60)
         assert len(again.sent) == 1 and len(told.of(ReliableMessageDeliveryError)) == 1
     # The error was reported; a late acknowledgement still counts, even in a later life.
-    third = later(120)
+    third = node_off_by(120)
     async with living(disk, third, **options) as (channel, told):
         await asyncio.sleep(60)
         assert told.events == [] and third.sent == []
@@ -178,7 +172,7 @@ async def test_partial_messages_become_whole_after_a_restart(disk: Disk) -> None
     async with living(disk, node) as (_, told):
         await node.deliver(parts[0], parts[2])
         assert told.payloads == []
-    again = later(60)
+    again = node_off_by(60)
     async with living(disk, again) as (channel, told):
         assert channel.sync_status().partial_messages == 1
         await again.deliver(parts[0], parts[1])
@@ -192,7 +186,7 @@ async def test_what_waits_for_a_gap_is_delivered_after_a_restart(disk: Disk) -> 
     node = ScriptedNode()
     async with living(disk, node, retrieve_frequency_ms=0) as (channel, told):
         await node.deliver(second)
-    again = later(60)
+    again = node_off_by(60)
     async with living(disk, again, retrieve_frequency_ms=0) as (channel, told):
         assert [each.message_id for each in channel.sync_status().missing] == ["bob-1"]
         await again.deliver(first, second)
@@ -207,7 +201,7 @@ async def test_what_was_told_is_not_told_again_after_a_restart(disk: Disk) -> No
     async with living(disk, node) as (_, told):
         await node.deliver(said(1), said(2))
         assert told.payloads == [b"bob 1", b"bob 2"]
-    again = later(60)
+    again = node_off_by(60)
     async with living(disk, again) as (channel, told):
         await again.deliver(said(1), said(2))
         assert told.payloads == [] and channel.log() == ["bob-1", "bob-2"]
@@ -222,7 +216,7 @@ async def test_what_nobody_took_is_there_after_a_restart(disk: Disk) -> None:
         await node.deliver(event, said(2), said(3))
         assert (await anext(channel)).payload == b"bob 1"
         assert channel.sync_status().inbox == 2
-    again = later(60)
+    again = node_off_by(60)
     async with living(disk, again, take=False) as (channel, _):
         taken = [await anext(channel) for _ in range(2)]
         assert [message.payload for message in taken] == [b"bob 2", b"bob 3"]
@@ -238,7 +232,7 @@ async def test_hints_are_known_after_a_restart(disk: Disk) -> None:
         await channel.send(b"mine")
         await settle()
         await node.deliver(event := node.packed(said(1)))
-    again = later(60)
+    again = node_off_by(60)
     async with living(disk, again, acknowledgement_timeout_ms=10_000_000) as (channel, _):
         await channel.send(b"next")
         await settle()
@@ -254,7 +248,7 @@ async def test_filter_and_lamport_time_go_on_after_a_restart(disk: Disk) -> None
     async with living(disk, node) as (_, told):
         await node.deliver(ahead)
         assert told.payloads == [b"bob 1"]
-    again = later(60)
+    again = node_off_by(60)
     async with living(disk, again) as (channel, _):
         await channel.send(b"next")
         await settle()
@@ -510,7 +504,7 @@ def test_after_kill_9_everything_accepted_is_sent_again_and_partial_messages_go_
     accepted += writer.kill()
 
     async def next_life() -> None:
-        node = later(10.0**8)
+        node = node_off_by(10.0**8)
         store = InPlace(lambda: SqlitePersistence.open(path))
         async with opened(node, persistence=store) as (channel, told):
             outstanding = [each.request_id for each in channel.sync_status().outstanding]
@@ -568,7 +562,7 @@ async def test_what_arrives_while_the_store_fails_is_told_once_it_is_stored() ->
         store.error = None
         await asyncio.sleep(31)
         assert told.payloads == [b"bob 1", b"bob 2"] and channel.log() == ["bob-1", "bob-2"]
-    again = later(100)
+    again = node_off_by(100)
     async with opened(again, persistence=store) as (_, told):
         await again.deliver(said(1), said(2))
         assert told.payloads == []

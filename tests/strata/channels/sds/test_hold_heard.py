@@ -7,7 +7,9 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strata.channels.sds import Delivered, Participant, SdsConfig, SdsMessage, SdsState
+from strata.channels.sds import Participant, SdsConfig, SdsMessage, SdsState
+
+from tests.support.sds_network import delivered
 
 T = 1_760_000_000_000
 QUIET = SdsConfig(sync_min_interval_ms=0)
@@ -35,10 +37,6 @@ def conversation(seed: int, count: int) -> list[SdsMessage]:
         speaker.dispatched(message.message_id, T + number)
         said.append(message)
     return said
-
-
-def delivered(participant: Participant) -> list[str]:
-    return [event.message_id for event in participant.events() if isinstance(event, Delivered)]
 
 
 def assert_causal(order: list[str], said: list[SdsMessage]) -> None:

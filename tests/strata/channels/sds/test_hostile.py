@@ -21,6 +21,8 @@ from strata.channels.sds import (
     SdsMessage,
 )
 
+from tests.support.sds_network import delivered
+
 T = 1_760_000_000_000
 TIGHT = SdsConfig(
     bloom_filter_size=100,
@@ -42,10 +44,6 @@ def victim(config: SdsConfig = TIGHT) -> Participant:
 def forged(message_id: str, *history: str, lamport: int = T, content: bytes | None = b"x") -> bytes:
     entries = tuple(HistoryEntry(each) for each in history)
     return SdsMessage("mallory", message_id, "room", lamport, entries, content=content).encode()
-
-
-def delivered(participant: Participant) -> list[str]:
-    return [event.message_id for event in participant.events() if isinstance(event, Delivered)]
 
 
 @pytest.mark.req("C-302", "C-095")

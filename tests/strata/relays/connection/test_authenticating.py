@@ -83,11 +83,6 @@ class Bench:
 
 
 @pytest.fixture
-def me(identities):
-    return identities[0]
-
-
-@pytest.fixture
 def bench(me):
     return Bench(me).connect()
 

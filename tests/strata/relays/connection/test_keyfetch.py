@@ -13,14 +13,14 @@ from strata.channels.connecting import connect
 from strata.protocol import packets, wire
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.ids import Identity
-from strata.protocol.keys import IDENTITY_TYPES, revoke_content, rotate_content
+from strata.protocol.keys import IDENTITY_TYPES, revoke_content
 from strata.relays.connection import Anchors, Options
 from strata.relays.connection.keyfetch import KeyFetcher
 from strata.relays.connection.keyring import Event, KeyRing
 
-START = 1_760_000_000
-OLD = Identity.from_seed(b"\x11" * 32)
-NEW = Identity.from_seed(b"\x12" * 32).speaking_for(OLD.did)
+from tests.support.relays import take
+from tests.support.rotated_keys import NEW, OLD, START, rotation
+
 FAST = Options(
     backoff_base=0.001,
     backoff_cap=0.01,
@@ -35,17 +35,8 @@ def post(author, n=0):
     return packets.build(author, {"type": "POST", "text": f"{n}"}, timestamp=START + n)
 
 
-def rotation(at=START):
-    content = rotate_content(f"{OLD.did}#keys-2", NEW.public_key, replaces=f"{OLD.did}#keys-1", valid_from=at)
-    return packets.build(OLD, content, timestamp=at)
-
-
 def revocation(at):
     return packets.build(OLD, revoke_content(f"{OLD.did}#keys-1", revoked_at=at), timestamp=at)
-
-
-async def take(subscription, count):
-    return [(await anext(subscription)).packet for _ in range(count)]
 
 
 def asks_for_keys(message):
@@ -131,7 +122,7 @@ async def test_all_authors_who_wait_are_asked_for_at_once(extended):
         await take(relay.subscribe(), 60)
         fetches = relay.statistics.key_fetches
     assert fetches <= 3, "the first may be taken before the others have come"
-    asked = [m for m in _received(extended) if isinstance(m, wire.Subscribe) and asks_for_keys(m)]
+    asked = [m for m in extended.received_so_far() if isinstance(m, wire.Subscribe) and asks_for_keys(m)]
     authors_asked_for = [m.filters.authors for m in asked if m.filters]
     assert sum(len(some) for some in authors_asked_for if some) == 60
 
@@ -226,11 +217,6 @@ async def test_a_relay_that_takes_fewer_authors_at_once_is_asked_for_fewer():
     with pytest.raises(strata.RequestRefused):
         await fetcher.fetch("author", [], since=math.inf)
     await fetcher.close()
-
-
-def _received(fake):
-    while not fake.received.empty():
-        yield fake.received.get_nowait()
 
 
 async def test_two_subscriptions_share_what_is_known(extended):

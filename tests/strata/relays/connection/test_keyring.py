@@ -6,22 +6,16 @@ import pytest
 from strata.protocol import packets
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.ids import Identity
-from strata.protocol.keys import revoke_content, rotate_content
+from strata.protocol.keys import revoke_content
 from strata.relays.connection.keyring import Anchors, KeyRing
 
-START = 1_760_000_000
-OLD = Identity.from_seed(b"\x11" * 32)
-NEW = Identity.from_seed(b"\x12" * 32).speaking_for(OLD.did)
+from tests.support.rotated_keys import NEW, OLD, START, rotation
+
 NAMED = Identity.from_seed(b"\x13" * 32).speaking_for("did:strata:relay_1")
 
 
 def post(author, at=START, **extra):
     return packets.build(author, {"type": "POST", "text": f"{at}"}, timestamp=at, **extra)
-
-
-def rotation(at=START):
-    content = rotate_content(f"{OLD.did}#keys-2", NEW.public_key, replaces=f"{OLD.did}#keys-1", valid_from=at)
-    return packets.build(OLD, content, timestamp=at)
 
 
 def revocation(at=START):

@@ -20,6 +20,8 @@ from strata.protocol import wire
 from strata.protocol.packets import Packet
 from strata.relays.connection import Options
 
+from tests.support.relays import take
+
 FAST = Options(
     backoff_base=0.001,
     backoff_cap=0.01,
@@ -28,10 +30,6 @@ FAST = Options(
     connect_timeout=5,
     close_timeout=1,
 )
-
-
-async def take(subscription, count):
-    return [(await anext(subscription)).packet for _ in range(count)]
 
 
 # Publishing.

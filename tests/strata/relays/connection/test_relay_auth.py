@@ -27,11 +27,6 @@ ALWAYS = replace(FAST, authenticate="always")
 
 
 @pytest.fixture
-def me(identities):
-    return identities[0]
-
-
-@pytest.fixture
 def closed(fake):
     fake.model.server_id = RELAY
     fake.model.lifetime = 10**9
@@ -45,13 +40,8 @@ async def test_with_always_a_connection_is_open_once_it_is_authenticated(closed,
         assert relay.session is not None and relay.session.author_id == me.did
         assert relay.relay_id == RELAY
         await relay.publish(make(1))
-    kinds = [type(m) for m in _received(closed)]
+    kinds = [type(m) for m in closed.received_so_far()]
     assert kinds == [wire.Auth, wire.Publish]
-
-
-def _received(fake):
-    while not fake.received.empty():
-        yield fake.received.get_nowait()
 
 
 async def test_when_needed_authenticates_on_demand_and_repeats_the_request(closed, me, make):
@@ -187,4 +177,4 @@ async def test_what_is_not_granted_fails_here_and_not_there(closed, me, make):
         await relay.publish(make(1))
         with pytest.raises(strata.MissingCapability):
             await anext(relay.subscribe())
-    assert not [m for m in _received(closed) if isinstance(m, wire.Subscribe)]
+    assert not [m for m in closed.received_so_far() if isinstance(m, wire.Subscribe)]

@@ -14,7 +14,6 @@ import os
 import signal
 import stat
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,6 @@ from strata.tools.cli.chatscreen import ChatScreen
 from strata.tools.cli.chatview import PlainLines, author_of, event_record, sender_of, text_of
 from strata.tools.cli.lineeditor import END, LineEditor
 from strata.tools.cli.outbox import ChatOutbox, OwnMessage, Stage
-
-from tests.support.strata_command import run_strata
 
 SOURCES = str(Path(strata.__file__).parent.parent)
 TOPIC = ("--topic", "/chat/1/room/proto")
@@ -306,17 +303,6 @@ def test_control_d_ends_only_an_empty_line():
 
 
 # The commands.
-
-
-@pytest.fixture
-def run(tmp_path):
-    return partial(run_strata, STRATA_IDENTITY=tmp_path / "me.json")
-
-
-@pytest.fixture
-def key_file(tmp_path, identities):
-    identities[0].save(tmp_path / "me.json")
-    return tmp_path / "me.json"
 
 
 async def test_channel_key_makes_a_private_file_once_and_never_shows_the_key(run, tmp_path):

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 import pytest
 import strata
 from strata.relays.uris import RelayProposal
 
-from tests.support.strata_command import run_strata
-
 RELAY_ID = "did:strata:relay_1"
-
-
-@pytest.fixture
-def run(tmp_path):
-    return partial(run_strata, STRATA_IDENTITY=tmp_path / "me.json")
-
-
-@pytest.fixture
-def key_file(tmp_path, identities):
-    identities[0].save(tmp_path / "me.json")
-    return tmp_path / "me.json"
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -196,7 +196,7 @@ class _StreamReader(_Readable, DataSourceStreamReader, SupportsTriggerAvailableN
         """Remember the head: this run reads no further."""
         self._last = self._state().head
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:
+    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, int]:
         """The end of the next batch."""
         after = _sequence(start)
         state = self._state()
@@ -209,7 +209,7 @@ class _StreamReader(_Readable, DataSourceStreamReader, SupportsTriggerAvailableN
         """The head of the log, for Spark's progress reports."""
         return _offset(self._state().head)
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         spans = self._state().spans(_sequence(start), _sequence(end))
         return [_Part(span) for span in share_out(spans, self._options.partitions)] or [
             _Part(Span(0, 0), ("false",))
@@ -238,13 +238,14 @@ def _offset(sequence: int) -> dict[str, int]:
     return {"version": _OFFSET_VERSION, "sequence": sequence}
 
 
-def _sequence(offset: dict[str, Any]) -> int:
-    if offset.get("version") != _OFFSET_VERSION or type(offset.get("sequence")) is not int:
+def _sequence(offset: dict[str, object]) -> int:
+    sequence = offset.get("sequence")
+    if offset.get("version") != _OFFSET_VERSION or type(sequence) is not int:
         raise UsageError(
             f"the checkpoint holds an offset of another version ({offset}); begin with a new checkpoint and "
             'option("after", …)'
         )
-    return int(offset["sequence"])
+    return sequence
 
 
 def _number(name: str, text: str) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import tomllib
 from importlib.resources import files
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from pyspark.sql.types import (
     ArrayType,
@@ -40,6 +40,10 @@ _TYPES: dict[str, DataType] = {
 }
 
 
+_Column = TypedDict("_Column", {"type": str, "is": NotRequired[str], "required": NotRequired[bool]})
+"""What a schema file says of a column."""
+
+
 @functools.cache
 def schema(name: str) -> StructType:
     """The schema in `{name}.toml`. It needs no Spark session, so executors can read it too."""
@@ -47,7 +51,7 @@ def schema(name: str) -> StructType:
     return StructType([_field(column, told) for column, told in tomllib.loads(text).items()])
 
 
-def _field(name: str, told: dict[str, Any]) -> StructField:
+def _field(name: str, told: _Column) -> StructField:
     metadata = {"comment": told["is"]} if "is" in told else {}
     return StructField(name, _type(told["type"]), not told.get("required", False), metadata)
 

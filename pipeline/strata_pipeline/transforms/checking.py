@@ -10,7 +10,6 @@ not verified here, but by an audit.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -139,5 +138,5 @@ def explain(body: bytes, packet_id: bytes) -> tuple[str, str] | None:
     return None
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{str(value)[:80]!r}"

@@ -16,10 +16,10 @@ A JSON array means an object with only `relays`. This module does not use the ne
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -34,6 +34,8 @@ from strata.relays.connection.keyring import Anchors
 __all__ = ["Bootstrap", "KnownRelay", "parse_bootstrap", "read_bootstrap"]
 
 _MAX_BYTES = 16 * 2**20
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def _list(members: Mapping[str, object], name: str) -> list[object]:
     return value
 
 
-def _each(name: str, items: Sequence[object], read: Any) -> tuple[Any, ...]:
+def _each(name: str, items: Sequence[object], read: Callable[[object], _Read]) -> tuple[_Read, ...]:
     """Read every item; an error says which item is bad."""
     found = []
     for number, item in enumerate(items):

@@ -38,6 +38,7 @@ from strata.channels.reliable import (
     ReliableMessageReceived,
     SegmentDoesNotFit,
 )
+from strata.channels.reliable.events import ChannelEvent
 from strata.channels.sds.messages import check_id
 from strata.protocol import ids
 from strata.protocol.errors import StrataError
@@ -320,7 +321,7 @@ class _Chat:
             self._last_received = asyncio.get_running_loop().time()
             view.received(message)
 
-    async def _follow(self, events: Any, view: ChatView) -> None:
+    async def _follow(self, events: AsyncIterator[ChannelEvent], view: ChatView) -> None:
         async for event in events:
             own = self._outbox.find(event)
             before = own.state if own is not None else ""
@@ -378,7 +379,7 @@ class _Chat:
         except NotSent:
             pass  # `_sum_up` reports it, from the states of the messages
 
-    def _note_late(self, event: Any) -> None:
+    def _note_late(self, event: ChannelEvent) -> None:
         own = self._outbox.find(event)
         if own is not None:
             own.apply(event)

@@ -13,12 +13,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 from strata.channels.messaging.node import MessagingNode
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageReceived
 from strata.channels.reliable.channel import ReliableChannel
 from strata.channels.reliable.events import (
+    HistoryGap,
     IrretrievableMessage,
     MessageReceived,
     ReliableMessageDelivered,
@@ -293,7 +293,7 @@ class Evidence:
             if known is None or known[0] == name:
                 self._acknowledged[name].setdefault(named, virtual_time())
 
-    def _told_gap(self, name: str, gap: Any) -> None:
+    def _told_gap(self, name: str, gap: HistoryGap) -> None:
         """Note a gap in the history: messages known by name, and all whose times are between its ends."""
         for message_id in gap.message_ids:
             if self.is_served(name, message_id):

@@ -102,7 +102,9 @@ class _NoLog:
     async def authors(self, type_: str, after: int = 0) -> AuthorsPage:
         return AuthorsPage(set(), None)
 
-    async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]:
+    async def packets_of(
+        self, authors: Sequence[str], types: Iterable[str], **_: object
+    ) -> list[StoredPacket]:
         return []
 
 

@@ -21,6 +21,7 @@ from relayd.admission.request import Lane, PublishRequest
 from relayd.config import Settings
 from relayd.feed.profiles import PROFILES
 from relayd.logs import get_logger
+from relayd.store.payers import Unbilled
 from relayd.version import VERSION
 
 __all__ = ["Announcer", "announcements"]
@@ -98,6 +99,7 @@ class Announcer:
         self._clock = clock
         self._lane = Lane(self, signer.did)
         self._answers: dict[PublishRequest, asyncio.Future[bool]] = {}
+        self.payer = Unbilled()
 
     async def run(self) -> None:
         """Publish until cancelled. A relay that refuses its own packet logs that and continues."""

@@ -10,8 +10,8 @@ from typing import TypeVar
 from strata.protocol.negentropy import ItemSet
 
 from relayd.store import Store
-from relayd.store.connection import Payer
 from relayd.store.items import ItemPlace, ItemRange
+from relayd.store.payers import Payer
 
 __all__ = ["TooManyItems", "gather", "in_thread", "is_of_all"]
 

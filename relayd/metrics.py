@@ -88,7 +88,8 @@ RATE_LIMITS = (
 )
 """The limits that refuse requests, including those over plain HTTP. `connect` is only for plain HTTP: a
 WebSocket that is turned away counts as a closed connection (`connection_rate`). `pacing` counts pages of
-history that were sent later instead of refused, and `loop` counts messages that were read later."""
+history that were sent later instead of refused, and `loop` counts messages that were read later; over plain
+HTTP both count what was refused."""
 CLOSE_REASONS = (
     "client",
     "going_away",

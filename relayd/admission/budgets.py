@@ -26,6 +26,7 @@ from strata.protocol.packets import Packet
 from strata.protocol.typed import trust_strength
 
 from relayd.faults import FaultLog
+from relayd.store.payers import Payer
 from relayd.store.types import LogEntry, NewPacket, TrustRow
 
 __all__ = ["BUDGETED_TYPES", "TrustAct", "TrustBudgets"]
@@ -51,7 +52,7 @@ class TrustAct(enum.Enum):
 
 class _Log(Protocol):
     async def trust_acts(
-        self, author: str, types: Iterable[str], *, after: int, most: int
+        self, author: str, types: Iterable[str], *, after: int, most: int, payer: Payer | None = None
     ) -> list[TrustRow]: ...
 
 
@@ -103,9 +104,10 @@ class TrustBudgets:
         # In order of last use.
         self._known: OrderedDict[str, _Acts] = OrderedDict()
 
-    async def take(self, packet: Packet, at: int | None = None) -> None:
+    async def take(self, packet: Packet, at: int | None = None, payer: Payer | None = None) -> None:
         """Count a trust packet, until `settled` reports its outcome. `at` is when another relay received it,
-        so that a peer's backlog of several days counts for the days it comes from.
+        so that a peer's backlog of several days counts for the days it comes from. If the log has to be
+        read, that is at the expense of `payer`.
 
         Raises `InvalidPacket` with `rate_limited`, and any error of reading the log; nothing is counted then.
         Cancelling it counts nothing.
@@ -119,7 +121,7 @@ class TrustBudgets:
         mine[packet.digest] = budget
         before = {packet_id for packet_id, act in mine.items() if act is budget}
         try:
-            received = await self._received(packet.author_id, budget, at)
+            received = await self._received(packet.author_id, budget, at, payer)
             if len(before | received.keys()) > limit:
                 times = sorted(received.values())
                 raise _over(limit, times, len(before - received.keys()), self._clock())
@@ -162,9 +164,11 @@ class TrustBudgets:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _received(self, author: str, budget: TrustAct, at: int | None) -> dict[bytes, int]:
+    async def _received(
+        self, author: str, budget: TrustAct, at: int | None, payer: Payer | None
+    ) -> dict[bytes, int]:
         """The packets that count against this budget at this time, with the times they were received."""
-        acts = self._known.get(author) or self._begin(author)
+        acts = self._known.get(author) or self._begin(author, payer)
         self._known.move_to_end(author)
         if (task := acts.reading) is not None:
             try:
@@ -180,17 +184,19 @@ class TrustBudgets:
             if act is budget and since < received_at <= until
         }
 
-    def _begin(self, author: str) -> _Acts:
+    def _begin(self, author: str, payer: Payer | None) -> _Acts:
         """Start reading the acts of an identity."""
         acts = _Acts()
-        acts.reading = asyncio.create_task(self._read(author, acts), name="trust-budget")
+        acts.reading = asyncio.create_task(self._read(author, acts, payer), name="trust-budget")
         acts.reading.add_done_callback(functools.partial(self._read_ended, author, acts))
         self._known[author] = acts
         return acts
 
-    async def _read(self, author: str, acts: _Acts) -> None:
+    async def _read(self, author: str, acts: _Acts, payer: Payer | None) -> None:
         after = first_of_day(max(0, (self._clock() - WINDOW_SECONDS) // DAY_SECONDS))
-        rows = await self._log.trust_acts(author, BUDGETED_TYPES, after=after, most=self._max_acts)
+        rows = await self._log.trust_acts(
+            author, BUDGETED_TYPES, after=after, most=self._max_acts, payer=payer
+        )
         for row in rows:
             acts.received[row.packet_id] = row.received_at, _act(row.content_type, row.strength)
 

@@ -80,7 +80,7 @@ class LastChecks:
         packet = request.packet
         try:
             if packet.content_type in BUDGETED_TYPES:
-                await self._budgets.take(packet, request.witness)
+                await self._budgets.take(packet, request.witness, request.lane.publisher.payer)
                 request.is_charged = True
             if self._asks_plugins(request):
                 await self._plugins.check(packet, request.identity)

@@ -21,6 +21,7 @@ from relayd.admission.request import PublishRequest, Submitter
 from relayd.faults import FaultLog
 from relayd.identity.directory import Identities
 from relayd.slices import Slices
+from relayd.store.payers import Together
 from relayd.store.types import StoreError
 
 __all__ = ["Loading"]
@@ -142,7 +143,11 @@ class Loading:
     async def _read(self, payers: dict[str, Submitter]) -> InvalidPacket | None:
         """Read these chains. Returns the refusal if they could not be read, else None."""
         try:
-            await self._identities.load(payers, lambda did, seconds: payers[did].checked_for(seconds))
+            await self._identities.load(
+                payers,
+                lambda did, seconds: payers[did].checked_for(seconds),
+                lambda dids: Together(payers[did].payer for did in dids),
+            )
         except StoreError:
             return UNAVAILABLE
         except Exception as error:

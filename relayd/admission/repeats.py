@@ -21,6 +21,7 @@ from relayd.admission.gathering import Gathering
 from relayd.admission.request import PublishRequest
 from relayd.faults import FaultLog
 from relayd.slices import Slices
+from relayd.store.payers import Payer, Together
 from relayd.store.types import StoreError
 
 __all__ = ["DuplicateIndex", "Repeat", "Repeats", "is_told_origin"]
@@ -31,9 +32,11 @@ _RECENT_IDS: Final = 65_536
 class DuplicateIndex(Protocol):
     """The part of the store that this module needs; each method may raise `StoreError`."""
 
-    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]: ...
+    async def find(
+        self, ids: Sequence[bytes], payer: Payer | None = None
+    ) -> dict[bytes, tuple[int, int]]: ...
 
-    async def findings(self, ids: Sequence[bytes]) -> dict[bytes, bytes]: ...
+    async def findings(self, ids: Sequence[bytes], payer: Payer | None = None) -> dict[bytes, bytes]: ...
 
 
 class Repeat(NamedTuple):
@@ -101,7 +104,7 @@ class Repeats:
         await self._doubtful.close()
 
     async def _look_up(self, asked: list[tuple[PublishRequest, int | None]]) -> None:
-        known = await self._find(list({request.packet.digest for request, _ in asked}))
+        known = await self._find([request for request, _ in asked])
         findings = await self._findings_of([each for each, _ in asked if each.packet.digest in known])
         for request, appended_at in asked:
             if self._slices.is_over():
@@ -113,9 +116,10 @@ class Repeats:
             self._told(request, found)
         self._on_flush()
 
-    async def _find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
+    async def _find(self, requests: Sequence[PublishRequest]) -> dict[bytes, tuple[int, int]]:
+        ids = list({request.packet.digest for request in requests})
         try:
-            return await self._log.find(ids)
+            return await self._log.find(ids, _payers(requests))
         except StoreError:
             return {}  # a refusal stands whatever the index would say, and needs no database
         except Exception as error:
@@ -124,11 +128,16 @@ class Repeats:
 
     async def _findings_of(self, repeats: Sequence[PublishRequest]) -> dict[bytes, bytes]:
         """What the log holds about the origin of these packets; without it, they still count as stored."""
-        ids = [request.packet.digest for request in repeats if is_told_origin(request)]
+        told = [request for request in repeats if is_told_origin(request)]
+        ids = [request.packet.digest for request in told]
         try:
-            return await self._log.findings(ids) if ids else {}
+            return await self._log.findings(ids, _payers(told)) if ids else {}
         except StoreError:
             return {}
         except Exception as error:
             self._faults.caught("publish", error)
             return {}
+
+
+def _payers(requests: Sequence[PublishRequest]) -> Payer:
+    return Together(request.lane.publisher.payer for request in requests)

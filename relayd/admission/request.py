@@ -15,6 +15,7 @@ from strata.protocol.provenance import Downgrade
 
 from relayd.admission.knowledge import Known
 from relayd.admission.origin import PeerOrigin
+from relayd.store.payers import Payer
 from relayd.store.types import PeerMark
 
 __all__ = ["Lane", "Marker", "PublishRequest", "PublishVerdict", "Submitter", "marks_of"]
@@ -49,6 +50,10 @@ class Submitter(Protocol):
 
     def publish_unanswerable(self) -> None:
         """No answer could be made: end the connection, so that the peer knows that none will come."""
+
+    @property
+    def payer(self) -> Payer:
+        """The account that takes turns at the database for the publisher."""
 
     def checked_for(self, seconds: float) -> None:
         """The checks of one of the publisher's packets took this much processor time, which is a lot."""

@@ -421,8 +421,8 @@ class Settings:
     )
     read_share: _Share = _setting(
         1.0,
-        "Fraction of the time of one of `read_connections` that readers from one address may use; the rest is"
-        " read later. 0 means no limit.",
+        "Fraction of the time of one database connection that pages and look-ups for one address may use; the"
+        " rest is read later. 0 means no limit.",
         unit="of one",
     )
 

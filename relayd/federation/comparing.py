@@ -27,6 +27,7 @@ from relayd.federation.peers_file import Upstream
 from relayd.item_sets import TooManyItems, gather, is_of_all
 from relayd.store import Store
 from relayd.store.items import ItemRange
+from relayd.store.payers import Unbilled
 
 __all__ = [
     "LONGEST_SECONDS",
@@ -204,6 +205,7 @@ class _Whole:
         self._found = found
         self._told = told
         self._withheld = withheld
+        self._payer = Unbilled()
 
     async def compare(self, session: Comparable, since: int, until: int, types: tuple[str, ...]) -> None:
         """Compare a range of time; halve it if it is too large."""
@@ -240,7 +242,12 @@ class _Whole:
         work = self._work
         # Declined packets are included: they are known, and not wanted.
         items = await gather(
-            work.store, span, max_items=work.max_items, skips_of=work.peer_id, with_declined=True
+            work.store,
+            span,
+            max_items=work.max_items,
+            skips_of=work.peer_id,
+            with_declined=True,
+            payer=self._payer,
         )
         for attempt in range(_PATIENCE):
             try:
@@ -261,20 +268,20 @@ class _Whole:
                     raise
                 await asyncio.sleep(max(1, min(error.retry_after, _LONGEST_WAIT)))
         if found.need and not is_of_all(span):  # a restricted set lacks the refused packets
-            refused = await work.store.skips(work.peer_id, span, MOST_SKIPS)
+            refused = await work.store.skips(work.peer_id, span, MOST_SKIPS, self._payer)
             found.need.difference_update(packet_id for _, packet_id in refused)
         return found, len(items)
 
     async def _bring(self, need: Sequence[bytes]) -> None:
-        store, found = self._work.store, self._found
-        known = await _known(store, need)
+        found = self._found
+        known = await self._known(need)
         found.known += len(known)
         wanted = [packet_id for packet_id in need if packet_id not in known]
         found.need += len(wanted)
         for start in range(0, len(wanted), _FETCHED_AT_ONCE):
             some = set(wanted[start : start + _FETCHED_AT_ONCE])
             fetched = await self._work.fetch(sorted(some))
-            brought = await _known(store, sorted(some))
+            brought = await self._known(sorted(some))
             found.brought += len(brought)
             found.refused += len((fetched.sent & some) - brought)
             withheld = some - fetched.sent - brought
@@ -285,9 +292,8 @@ class _Whole:
                 found.is_cut = True
                 raise _Withheld("the peer names many packets that it does not send")
 
-
-async def _known(store: Store, ids: Sequence[bytes]) -> set[bytes]:
-    found: set[bytes] = set()
-    for start in range(0, len(ids), _IDS_AT_ONCE):
-        found.update(await store.find(ids[start : start + _IDS_AT_ONCE]))
-    return found
+    async def _known(self, ids: Sequence[bytes]) -> set[bytes]:
+        found: set[bytes] = set()
+        for start in range(0, len(ids), _IDS_AT_ONCE):
+            found.update(await self._work.store.find(ids[start : start + _IDS_AT_ONCE], self._payer))
+        return found

@@ -36,6 +36,7 @@ from relayd.federation.intake import (
 )
 from relayd.federation.link_parts import LinkEnded, LinkParts
 from relayd.federation.peers_file import Upstream
+from relayd.store.payers import Unbilled
 from relayd.store.skips import REPEATS, reason_of
 from relayd.store.types import PeerMark
 
@@ -79,6 +80,8 @@ class Judging:
         self._answers: dict[PublishRequest, asyncio.Future[KeyVerdict]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self.payer = Unbilled()
+        """The peer takes turns at the database with everybody, and pays nothing: the operator chose it."""
         self.asking = Asking(driver, submit=self.submit, has_room=self.has_room, check=check)
         # Packets share questions: a stranger can publish many at a peer, in many authors' names, that fit no
         # key any more (decision 136). With a question each, they would hold up the peer's other packets, and

@@ -27,6 +27,7 @@ from relayd.http.console import WebConsole
 from relayd.http.identities import IdentityApi
 from relayd.http.scrapes import Scrape
 from relayd.responses import JSON, NO_STORE, Response, error_response, json_response, kept_for
+from relayd.store.payers import Payer
 from relayd.store.types import StoredPacket, StoreTimeout, StoreUnavailable
 
 __all__ = ["HttpApi", "MetricsApi"]
@@ -53,7 +54,7 @@ class HttpApi:
         *,
         readiness: Callable[[], str | None],
         manifest: Callable[[], Mapping[str, object]],
-        by_id: Callable[[bytes, int], Awaitable[object]],
+        by_id: Callable[[bytes, int, Payer | None], Awaitable[object]],
         identities: IdentityApi | None = None,
         form: Form = "rewrite",
         metrics: Callable[[], Awaitable[Scrape]] | None = None,
@@ -78,16 +79,22 @@ class HttpApi:
         """The console's answer to this path, or None if it has none."""
         return None if self._console is None else self._console.page(path, headers)
 
-    async def respond(self, path: str, worked: Callable[[float], None] = lambda seconds: None) -> Response:
+    async def respond(
+        self,
+        path: str,
+        worked: Callable[[float], None] = lambda seconds: None,
+        payer: Payer | None = None,
+    ) -> Response:
         """Answer `GET path`, ignoring a query. Cancelling it cancels any read of the store under way.
 
-        `worked` is called with processor time that a thread spent for the answer.
+        `worked` is called with processor time that a thread spent for the answer, and `payer` takes turns at
+        the database.
         """
         path = path.partition("?")[0]
         if path.startswith("/packets/"):
-            return await self._packet(path.removeprefix("/packets/"))
+            return await self._packet(path.removeprefix("/packets/"), payer)
         if self._identities is not None:
-            answer = await self._identities.respond(path, worked)
+            answer = await self._identities.respond(path, worked, payer)
             if answer is not None:
                 return answer
         match path:
@@ -116,13 +123,13 @@ class HttpApi:
             return json_response(200, {"status": "ready", "log_epoch": self._log_epoch()}, NO_STORE)
         return error_response(503, "not_ready", reason)
 
-    async def _packet(self, text: str) -> Response:
+    async def _packet(self, text: str, payer: Payer | None) -> Response:
         if not is_content_id(text):  # R-020: an id has only one spelling
             return error_response(400, "invalid_packet_id", "a packet id is 0x and 64 lowercase hex digits")
         packet_id = bytes.fromhex(text[2:])
         now = int(self._clock())
         try:
-            found = await self._by_id(packet_id, now)
+            found = await self._by_id(packet_id, now, payer)
         except StoreTimeout:
             return error_response(503, "unavailable", "the store did not answer in time")
         except StoreUnavailable:
@@ -152,7 +159,12 @@ class MetricsApi:
     def page(self, path: str, headers: RequestHeaders) -> None:
         """There is no console here."""
 
-    async def respond(self, path: str, worked: Callable[[float], None] = lambda seconds: None) -> Response:
+    async def respond(
+        self,
+        path: str,
+        worked: Callable[[float], None] = lambda seconds: None,
+        payer: Payer | None = None,
+    ) -> Response:
         """Answer `GET path`."""
         if path.partition("?")[0] != "/metrics":
             return _not_found()

@@ -27,6 +27,7 @@ from relayd.identity.bootstrap import BootstrapContents
 from relayd.identity.directory import Identities
 from relayd.responses import JSON, Response, error_response, json_response, kept_for
 from relayd.store.declined import covers
+from relayd.store.payers import Payer
 from relayd.store.types import Declined, NewPacket, StoredPacket, StoreError
 
 __all__ = ["IdentityApi"]
@@ -47,7 +48,7 @@ class IdentityApi:
         identities: Identities,
         bootstrap: BootstrapContents,
         *,
-        by_key: Callable[[bytes], Awaitable[StoredPacket | None]],
+        by_key: Callable[[bytes, Payer | None], Awaitable[StoredPacket | None]],
         declined: Callable[[], Declined],
         clock: Callable[[], int],
     ) -> None:
@@ -60,25 +61,29 @@ class IdentityApi:
         self._clock = clock
 
     async def respond(
-        self, path: str, worked: Callable[[float], None] = lambda seconds: None
+        self,
+        path: str,
+        worked: Callable[[float], None] = lambda seconds: None,
+        payer: Payer | None = None,
     ) -> Response | None:
         """Answer a path of this API, or return None. Cancelling it cancels any read under way, except that of
-        a chain; `worked` is called with the processor time that a thread spent on one."""
+        a chain; `worked` is called with the processor time that a thread spent on one. `payer` takes turns at
+        the database."""
         try:
             if path.startswith("/did/"):
-                return await self._did(unquote(path.removeprefix("/did/")), worked)
+                return await self._did(unquote(path.removeprefix("/did/")), worked, payer)
             if path.startswith("/did-docs/"):
-                return await self._document(path.removeprefix("/did-docs/"))
+                return await self._document(path.removeprefix("/did-docs/"), payer)
         except StoreError:
             return error_response(503, "unavailable", "the store did not answer")
         return None
 
-    async def _did(self, did: str, worked: Callable[[float], None]) -> Response:
+    async def _did(self, did: str, worked: Callable[[float], None], payer: Payer | None) -> Response:
         if not is_did(did):
             return error_response(400, "invalid_did", "the path does not name a DID")
         if did in self._declined().authors:
             return _refused()
-        chain = await self._identities.resolve(did, worked)
+        chain = await self._identities.resolve(did, worked, payer=payer)
         if did in self._declined().authors:  # banned meanwhile
             return _refused()
         if not chain.is_resolvable and not chain.events:
@@ -88,13 +93,13 @@ class IdentityApi:
         described = _described(chain, self._head(chain), served, now)
         return json_response(200, described, kept_for(_BRIEFLY, ends, now))
 
-    async def _document(self, text: str) -> Response:
+    async def _document(self, text: str, payer: Payer | None) -> Response:
         if not is_document_hash(text):
             return error_response(400, "invalid_did_doc_hash", "a document's hash is a BLAKE3 multihash")
         if (configured := self._configured.get(text)) is not None:
             return Response(200, JSON, configured.canonical, kept_for(_A_MINUTE, None, 0))
         digest = base58_decode(text[1:])[_MULTIHASH_BYTES:]
-        row = await self._by_key(document_key(digest))
+        row = await self._by_key(document_key(digest), payer)
         if row is None:
             return error_response(404, "not_found", "no document with this hash is known here")
         packet = _stored(row.body)

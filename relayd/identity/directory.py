@@ -38,6 +38,7 @@ from relayd.identity.kept import Kept
 from relayd.identity.outlines import OBJECT_BYTES, outlined, weight_of
 from relayd.identity.turns import ReadingTurns
 from relayd.logs import get_logger
+from relayd.store.payers import Payer
 from relayd.store.types import LogEntry, StoredPacket, StoreError
 
 __all__ = ["Identities", "LogOfIdentities"]
@@ -57,7 +58,9 @@ _REMEMBERED_BEGINNINGS: Final = 256
 class LogOfIdentities(LogOfAuthors, Protocol):
     """The part of the store that this module needs; each method may raise `StoreError`."""
 
-    async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]: ...
+    async def packets_of(
+        self, authors: Sequence[str], types: Iterable[str], *, payer: Payer | None = None
+    ) -> list[StoredPacket]: ...
 
 
 class _Loading:
@@ -104,6 +107,10 @@ class _Understood(NamedTuple):
 
 def _for_nobody(did: str, seconds: float) -> None:
     """Charge nobody for a read."""
+
+
+def _by_nobody(dids: Sequence[str]) -> None:
+    """Nobody pays the database for a read."""
 
 
 class Identities:
@@ -181,22 +188,27 @@ class Identities:
         did: str,
         worked: Callable[[float], None] = lambda seconds: None,
         place: Callable[[float], float] = lambda now: now,
+        payer: Payer | None = None,
     ) -> KeyChain:
         """The DID's chain, loaded if need be; that of an unknown DID resolves no key. Raises `StoreError`.
 
         Few chains are read at a time, those of who owes least first: `place` says when nothing will be owed
-        any more (`ReadingTurns`). `worked` is called as by `load`. Cancelling this does not stop a read under
-        way: others may wait for it.
+        any more (`ReadingTurns`). `worked` is called as by `load`, and `payer` pays for the database.
+        Cancelling this does not stop a read under way: others may wait for it.
         """
         while (chain := self.chain(did)) is None:
             if did not in self._loading:
-                await self._begin_in_turn(did, worked, place)
+                await self._begin_in_turn(did, worked, place, payer)
             else:
                 await self.load([did])
         return chain
 
     async def _begin_in_turn(
-        self, did: str, worked: Callable[[float], None], place: Callable[[float], float]
+        self,
+        did: str,
+        worked: Callable[[float], None],
+        place: Callable[[float], float],
+        payer: Payer | None,
     ) -> None:
         """Start a read of this DID when it is its turn, unless another has done so meanwhile."""
         over = await self._turns.begin(place)
@@ -204,26 +216,32 @@ class Identities:
             if did in self._loading or self.chain(did) is not None:
                 over.cancel()
                 return
-            self._begin([did], lambda _, seconds: worked(seconds))
+            self._begin([did], lambda _, seconds: worked(seconds), payer)
             # The turn lasts as long as the read, even if nobody waits for it any more.
             self._loading[did].done.add_done_callback(lambda _: over.cancel())
         except BaseException:
             over.cancel()
             raise
 
-    async def load(self, dids: Iterable[str], worked: Callable[[str, float], None] = _for_nobody) -> None:
+    async def load(
+        self,
+        dids: Iterable[str],
+        worked: Callable[[str, float], None] = _for_nobody,
+        payer_of: Callable[[Sequence[str]], Payer | None] = _by_nobody,
+    ) -> None:
         """Read these DIDs' chains and manifests, in as few reads as possible.
 
         `worked` is called for each DID that nobody was reading yet, with the processor time that a thread
         spent on its packets: a long chain takes as long as two thousand publishes. It is called even if
-        nobody waits for the read any more.
+        nobody waits for the read any more. `payer_of` says who pays the database for a read of these DIDs.
 
         Waits for all of them, and raises the error of the first that failed, `StoreError` or another.
         """
         wanted = list(dict.fromkeys(dids))
         fresh = [did for did in wanted if did not in self._loading]
         for start in range(0, len(fresh), _AUTHORS_PER_READ):
-            self._begin(fresh[start : start + _AUTHORS_PER_READ], worked)
+            some = fresh[start : start + _AUTHORS_PER_READ]
+            self._begin(some, worked, payer_of(some))
         waiting = [self._loading[did].done for did in wanted]
         if not waiting:
             return
@@ -243,10 +261,10 @@ class Identities:
         with self._chains.held(), self._manifests.held():
             yield
 
-    def _begin(self, dids: list[str], worked: Callable[[str, float], None]) -> None:
+    def _begin(self, dids: list[str], worked: Callable[[str, float], None], payer: Payer | None) -> None:
         """Start one read. All who wait for it are notified, whatever the outcome."""
         loading = {did: _Loading(functools.partial(worked, did)) for did in dids}
-        task = asyncio.create_task(self._read(loading), name="keys")
+        task = asyncio.create_task(self._read(loading, payer), name="keys")
         self._loading |= loading
         self._reads.add(task)
         task.add_done_callback(functools.partial(self._read_ended, loading))
@@ -349,11 +367,11 @@ class Identities:
         if is_first or did in self._manifests:
             self._keep_manifest(packet, received_at)
 
-    async def _read(self, loading: dict[str, _Loading]) -> None:
+    async def _read(self, loading: dict[str, _Loading], payer: Payer | None) -> None:
         """Read the packets of several DIDs. An error raised here goes to all who wait for one of them."""
         if failpoints.ARMED:
             await failpoints.reached("identity.read")
-        rows = await self._log.packets_of(list(loading), DECISIVE_TYPES)
+        rows = await self._log.packets_of(list(loading), DECISIVE_TYPES, payer=payer)
         # Reading a long chain takes as long as a hundred signatures, so it does not run on the loop.
         understood = await asyncio.to_thread(self._understand, list(loading), rows)
         for did, one in loading.items():

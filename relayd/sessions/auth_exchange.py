@@ -38,6 +38,7 @@ from relayd.sessions.actions import (
 from relayd.sessions.answers import error_payload
 from relayd.sessions.session import Session
 from relayd.sessions.websocket import WebSocket
+from relayd.store.payers import Payer
 from relayd.store.types import StoreError
 
 __all__ = ["AuthExchange", "AuthenticatingPeer"]
@@ -64,6 +65,10 @@ class AuthenticatingPeer(Protocol):
 
     def regranted(self) -> None:
         """The settings have changed: update what the session may do."""
+
+    @property
+    def payer(self) -> Payer:
+        """The account that takes turns at the database for this peer."""
 
     def checked_for(self, seconds: float) -> None:
         """Charge processor time that a thread spent for this peer."""
@@ -189,7 +194,8 @@ class AuthExchange:
         try:
             async with asyncio.timeout(_RESOLVE_TIMEOUT):
                 # Not in the peer's turn: its AUTHs would put off the end of a session whose key is revoked.
-                chain = await self._relay.identities.resolve(identity, self._connection.checked_for)
+                peer = self._connection
+                chain = await self._relay.identities.resolve(identity, peer.checked_for, payer=peer.payer)
         except (StoreError, TimeoutError):
             return  # the next review asks again
         except Exception as error:
@@ -259,7 +265,9 @@ class AuthExchange:
                 await failpoints.reached("sessions.auth")
             async with asyncio.timeout(_RESOLVE_TIMEOUT):
                 peer = self._connection
-                keys = await relay.identities.resolve(attempt.author_id, peer.checked_for, peer.turn)
+                keys = await relay.identities.resolve(
+                    attempt.author_id, peer.checked_for, peer.turn, peer.payer
+                )
             now = relay.clock()
             proof = verify_attempt(attempt, keys, now)
             self._proved(proof, keys, now)

@@ -25,7 +25,7 @@ from relayd.feed.subscription import FeedPhase, FeedSubscription, Read
 from relayd.relay import RunningRelay
 from relayd.sessions.answers import lost_place_payload, read_failure_payload
 from relayd.sessions.websocket import WebSocket
-from relayd.store.connection import Payer
+from relayd.store.payers import Payer
 from relayd.store.queries import CANDIDATES
 from relayd.store.types import Declined, LogPage, StoreTimeout, StoreUnavailable
 
@@ -170,7 +170,7 @@ class Backlog:
         relay, fanout = self._relay, self._relay.fanout
         if not subscription.started:
             # Packets that other processes have acknowledged belong to history, so ask the log itself.
-            await relay.tail.reach(await relay.store.head())
+            await relay.tail.reach(await relay.store.head(self._connection.payer))
             if subscription not in self._behind:
                 return  # it ended meanwhile, and others kept this task running
             if await self._is_lost(subscription) or subscription not in self._behind:
@@ -193,7 +193,7 @@ class Backlog:
         relay, mark = self._relay, subscription.resumes_after
         if mark is None:
             return False
-        good_to = await relay.store.good_to(mark)
+        good_to = await relay.store.good_to(mark, self._connection.payer)
         if good_to is not None and mark.sequence <= good_to:
             return False
         await relay.store.bear_witness(mark)

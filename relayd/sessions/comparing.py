@@ -27,8 +27,8 @@ from relayd.relay import RunningRelay
 from relayd.sessions.answers import error_payload, missing_payload
 from relayd.sessions.session import Session
 from relayd.sessions.websocket import WebSocket
-from relayd.store.connection import Payer
 from relayd.store.items import ItemRange
+from relayd.store.payers import Payer
 from relayd.store.types import StoreError
 
 __all__ = ["Comparer"]

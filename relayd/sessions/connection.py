@@ -226,9 +226,7 @@ class Connection:
                 await failpoints.reached("http.respond")
             relay, visitor = self._relay, self._visitor
             rate_limited = relay.metrics.rate_limited
-            response = await respond(
-                request, self._responder, relay.access, visitor, rate_limited, now, self.checked_for
-            )
+            response = await respond(request, self._responder, relay.access, visitor, rate_limited, now, self)
             self.socket.respond(response)
         except Exception as error:
             self._relay.faults.caught("http", error)
@@ -571,8 +569,9 @@ class Connection:
 
     @property
     def payer(self) -> Quota:
-        """The account that takes turns at the database for this peer."""
-        return self._visitor.reader
+        """The account that takes turns at the database for this peer, also when it has left."""
+        owing = self._owing
+        return self._visitor.reader if owing is None else owing.parent or owing
 
     def backfilled(self, sent_bytes: int) -> None:
         """This many bytes of history were queued for the peer: charge them to its budget."""

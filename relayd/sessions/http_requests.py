@@ -22,6 +22,7 @@ from relayd.access.limits import Quota, purse
 from relayd.metrics import Counters
 from relayd.responses import Response as HttpResponse
 from relayd.responses import error_response
+from relayd.store.payers import Payer
 
 __all__ = ["HttpResponder", "fault_response", "rejection", "respond"]
 
@@ -38,8 +39,20 @@ class HttpResponder(Protocol):
 
     def page(self, path: str, headers: RequestHeaders) -> HttpResponse | None: ...
 
-    async def respond(self, path: str, worked: Callable[[float], None]) -> HttpResponse:
-        """Answer a GET; `worked` is called with processor time that a thread spent for it."""
+    async def respond(self, path: str, worked: Callable[[float], None], payer: Payer) -> HttpResponse:
+        """Answer a GET. `worked` is called with processor time that a thread spent for it, and `payer` takes
+        turns at the database."""
+
+
+class HttpAsker(Protocol):
+    """A connection that asks by HTTP, as it is charged."""
+
+    @property
+    def payer(self) -> Quota:
+        """The account that takes turns at the database."""
+
+    def checked_for(self, seconds: float) -> None:
+        """Charge processor time that a thread spent."""
 
 
 def rejection(protocol: ServerProtocol, turnaway: Turnaway) -> Response:
@@ -62,7 +75,7 @@ async def respond(
     visitor: Visitor,
     rate_limited: Counters,
     now: float,
-    worked: Callable[[float], None],
+    asking: HttpAsker,
 ) -> Response:
     """Answer a plain request; a request over a limit is counted.
 
@@ -72,10 +85,11 @@ async def respond(
     page = responder.page(request.path, request.headers) if method in ("GET", "HEAD") else None
     if method != "GET" and page is None:
         return _response(HttpResponse(405, "text/plain", b"", {"Allow": "GET"}))
-    answer = _refused(request.path, access, visitor, rate_limited, now)
+    payer = asking.payer
+    answer = _refused(request.path, access, visitor, payer, rate_limited, now)
     if answer is None:
         with _counted(request.path, visitor.quota):
-            answer = page or await responder.respond(request.path, worked)
+            answer = page or await responder.respond(request.path, asking.checked_for, payer)
         if visitor.quota is not None and (backfill := purse("backfill", visitor.quota.line)) is not None:
             backfill.spend(len(answer.body), now)
     return _response(answer, whole=method != "HEAD")
@@ -95,7 +109,7 @@ def _counted(path: str, quota: Quota | None) -> Iterator[None]:
 
 
 def _refused(
-    path: str, access: Access, visitor: Visitor, rate_limited: Counters, now: float
+    path: str, access: Access, visitor: Visitor, payer: Quota, rate_limited: Counters, now: float
 ) -> HttpResponse | None:
     """The refusal of this request, or None. HTTP requests are always anonymous."""
     if access.is_banned_address(visitor):
@@ -119,10 +133,11 @@ def _refused(
     if path.startswith(_DID) and visitor.quota.chains >= _MOST_CHAINS:
         rate_limited["loop"].inc()
         return _too_many(1)
-    loop = purse("loop", visitor.quota.line)
-    if loop is not None and (owed := loop.debt_seconds(now)) > 0:
-        rate_limited["loop"].inc()
-        return _too_many(math.ceil(owed))
+    owing = {"loop": purse("loop", visitor.quota.line), "pacing": purse("read", payer.line)}
+    for limit, work in owing.items():
+        if work is not None and (owed := work.debt_seconds(now)) > 0:
+            rate_limited[limit].inc()
+            return _too_many(math.ceil(owed))
     budget, backfill = purse("subscribe", visitor.quota.line), purse("backfill", visitor.quota.line)
     if budget is not None and not budget.take(now):
         rate_limited["subscribe"].inc()

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Any, Final
 
 import asyncpg
 
 from relayd.store.hosts import each_server
+from relayd.store.payers import Payer, line_of
 from relayd.store.turns import Turn, Turns
 from relayd.store.types import StoreError, StoreTimeout, StoreUnavailable
 
-__all__ = ["ConnectionPool", "Payer", "close_quietly", "connect", "connected", "deadline", "translate_errors"]
+__all__ = ["ConnectionPool", "close_quietly", "connect", "connected", "deadline", "translate_errors"]
 
 _LOST = (
     OSError,
@@ -225,13 +226,6 @@ async def _prepare(connection: asyncpg.Connection, timeout: float) -> None:
         raise
 
 
-class Payer(Hashable, Protocol):
-    """The party to which a connection is lent; payers are compared as dictionary keys are."""
-
-    def used_database(self, seconds: float, now: float) -> None:
-        """A connection was lent for `seconds` at this payer's expense, until `now` on the monotonic clock."""
-
-
 class ConnectionPool:
     """At most `size` connections for single statements, opened when first needed.
 
@@ -278,7 +272,7 @@ class ConnectionPool:
 
         Raises `StoreUnavailable`; cancelling while waiting lends nothing.
         """
-        turn = self._turns.ask(payer)
+        turn = self._turns.ask(line_of(payer))
         self._waiting[turn] = lent = asyncio.get_running_loop().create_future()
         started: float | None = None
         try:

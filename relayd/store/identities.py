@@ -16,6 +16,7 @@ from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 from relayd.lineage import KnownLog
 from relayd.store.columns import string_key
 from relayd.store.connection import ConnectionPool
+from relayd.store.payers import Payer
 from relayd.store.terms import notice
 from relayd.store.types import StoredPacket, TrustRow
 
@@ -104,6 +105,7 @@ _AUTHOR_DECODER = msgspec.json.Decoder(_Author)
 
 class IdentityReader:
     """Reads over the pool of short look-ups. Every method raises `StoreUnavailable` and `StoreTimeout`.
+    A `payer` takes turns at the connections with others (see `ConnectionPool`).
 
     Trust packets are read over a separate pool, `budgets`: PostgreSQL must look into each body, and large
     ones must hold up neither the feed nor anybody's AUTH.
@@ -131,7 +133,7 @@ class IdentityReader:
         return AuthorsPage(names, rows[-1][1] if rows else None)
 
     async def packets_of(
-        self, authors: Sequence[str], types: Iterable[str], *, after: int = 0
+        self, authors: Sequence[str], types: Iterable[str], *, after: int = 0, payer: Payer | None = None
     ) -> list[StoredPacket]:
         """The authors' packets of these types after the sequence `after`, in log order.
 
@@ -139,7 +141,7 @@ class IdentityReader:
         """
         keys = [string_key(author) for author in authors]
         wanted = set(types)
-        async with self._lookups.lease() as connection:
+        async with self._lookups.lease(payer) as connection:
             columns = [string_key(type_) for type_ in wanted - {CLIENT_MANIFEST}]
             rows = await connection.fetch(_PACKETS, keys, columns, after) if columns else []
             if CLIENT_MANIFEST in wanted:
@@ -147,20 +149,22 @@ class IdentityReader:
             await notice(connection, self._known, max((row[0] for row in rows), default=0))
         return sorted(StoredPacket(*row) for row in rows)
 
-    async def trust_acts(self, author: str, types: Iterable[str], *, after: int, most: int) -> list[TrustRow]:
+    async def trust_acts(
+        self, author: str, types: Iterable[str], *, after: int, most: int, payer: Payer | None = None
+    ) -> list[TrustRow]:
         """This author's trust packets after the sequence `after`, the newest first, at most `most`.
 
         No body is sent, whatever its size: PostgreSQL returns only the strength.
         """
-        async with self._budgets.lease() as connection:
+        async with self._budgets.lease(payer) as connection:
             rows = await connection.fetch(
                 _TRUST, string_key(author), [string_key(type_) for type_ in types], after, most
             )
         return [TrustRow(row[0], row[1], row[2].decode(), _number(row[3])) for row in rows]
 
-    async def by_key(self, key: bytes) -> StoredPacket | None:
+    async def by_key(self, key: bytes, payer: Payer | None = None) -> StoredPacket | None:
         """The stored packet with this equivalence key."""
-        async with self._lookups.lease() as connection:
+        async with self._lookups.lease(payer) as connection:
             row = await connection.fetchrow(_BY_KEY, key)
         return None if row is None else StoredPacket(*row)
 

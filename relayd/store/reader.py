@@ -15,9 +15,10 @@ from strata.protocol.lake import DAY_SECONDS, first_of_day
 from relayd import failpoints
 from relayd.lineage import KnownLog, Mark
 from relayd.store.columns import entry
-from relayd.store.connection import ConnectionPool, Payer
+from relayd.store.connection import ConnectionPool
 from relayd.store.declined import covers
 from relayd.store.items import ItemPlace, ItemRange, ItemsPage, read_items
+from relayd.store.payers import Payer, Unbilled
 from relayd.store.queries import (
     ABUSE,
     BY_ID,
@@ -83,13 +84,8 @@ class _Span(NamedTuple):
         return self.after if self.query.ascending else self.up_to + 1
 
 
-class _Watch:
-    """A payer that is charged nothing: it has used less than any other, and goes first."""
-
-    def used_database(self, seconds: float, now: float) -> None: ...
-
-
-_WATCH: Final = _Watch()
+_WATCH: Final = Unbilled()
+"""Asks so seldom that it has used less than any other, and goes first."""
 
 
 class Reader:
@@ -129,9 +125,9 @@ class Reader:
             if pool is not None:
                 pool.gives_way = to_others
 
-    async def head(self) -> int:
+    async def head(self, payer: Payer | None = None) -> int:
         """The last sequence given out, 0 in an empty log. Raises `StoreUnavailable`."""
-        async with self._lookups.lease() as connection:
+        async with self._lookups.lease(payer) as connection:
             return await read_head(connection, self._known)
 
     async def ping(self) -> None:
@@ -144,7 +140,7 @@ class Reader:
         async with self._lookups.lease() as connection:
             return await read_resets(connection)
 
-    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
+    async def find(self, ids: Sequence[bytes], payer: Payer | None = None) -> dict[bytes, tuple[int, int]]:
         """The sequence and received_at of those of `ids` that were ever stored.
 
         Raises `StoreUnavailable`, `StoreTimeout`.
@@ -153,23 +149,25 @@ class Reader:
             return {}
         if failpoints.ARMED:
             await failpoints.reached("store.lookup")
-        async with self._lookups.lease() as connection:
+        async with self._lookups.lease(payer) as connection:
             rows = await connection.fetch(FIND, list(ids))
             await notice(connection, self._known, max((row[1] for row in rows), default=0))
         return {row[0]: (row[1], row[2]) for row in rows}
 
-    async def findings(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+    async def findings(self, ids: Sequence[bytes], payer: Payer | None = None) -> dict[bytes, bytes]:
         """The relay's findings about the origin of these packets, for those that have any.
 
         Raises `StoreUnavailable`, `StoreTimeout`.
         """
-        async with self._lookups.lease() as connection:
+        async with self._lookups.lease(payer) as connection:
             rows = await connection.fetch(FINDINGS, list(ids))
         return {packet_id: annotation for packet_id, annotation in rows if annotation is not None}
 
-    async def by_id(self, packet_id: bytes, now: int) -> StoredPacket | Gone | None:
+    async def by_id(
+        self, packet_id: bytes, now: int, payer: Payer | None = None
+    ) -> StoredPacket | Gone | None:
         """The packet; `Gone` if it is expired, removed or declined; None if its id is unknown."""
-        async with self._lookups.lease() as connection:
+        async with self._lookups.lease(payer) as connection:
             row = await connection.fetchrow(BY_ID, packet_id)
         if row is None:
             return None

@@ -29,6 +29,7 @@ from relayd.store.identities import IdentityReader
 from relayd.store.log import Log
 from relayd.store.migrate import check_revision
 from relayd.store.moderation import MODERATION_CHANNEL, Moderation
+from relayd.store.payers import Payer
 from relayd.store.peers import register_peers, register_peers_over
 from relayd.store.reader import Reader
 from relayd.store.retention import Retention, Swept, agreed_now
@@ -258,7 +259,7 @@ class Store:
             await self._log.begin_epoch("cursor", mark)
             self._witness_due_at = now + _WITNESS_INTERVAL
 
-    async def good_to(self, mark: Mark) -> int | None:
+    async def good_to(self, mark: Mark, payer: Payer | None = None) -> int | None:
         """The sequence up to which the log of a place agrees with this one; None if that is unknown.
 
         A term that only another process knew becomes known once that process has started over. After a loss
@@ -270,7 +271,7 @@ class Store:
             if good_to is not None or time.monotonic() >= self._others_told_at:
                 return good_to
             await asyncio.sleep(_OTHERS_TELL_INTERVAL)
-            await self.head()
+            await self.head(payer)
 
     async def append(
         self,

@@ -12,8 +12,8 @@ from strata.protocol.negentropy import ItemSet, Reconciler
 from strata.relays.reconciling import Differences, TooManyPackets
 
 from relayd.federation.comparing import Fetched
-from relayd.store.connection import Payer
 from relayd.store.items import ItemPlace, ItemRange, ItemsPage
+from relayd.store.payers import Payer
 
 __all__ = ["MadeItem", "MadeLog", "MadePeer", "made"]
 
@@ -72,7 +72,7 @@ class MadeLog:
         found = [i for i in self.refused.values() if span.since <= i.timestamp <= span.until]
         return [(item.timestamp, item.packet_id) for item in found[:most]]
 
-    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
+    async def find(self, ids: Sequence[bytes], *_: object) -> dict[bytes, tuple[int, int]]:
         return {each: (1, 1) for each in ids if each in self.held or each in self.erased}
 
 

@@ -24,6 +24,7 @@ from relayd.identity.bootstrap import BootstrapContents
 from relayd.identity.directory import Identities
 from relayd.policy import Plugins, Policy
 from relayd.store.identities import AuthorsPage
+from relayd.store.payers import Payer, Unbilled
 from relayd.store.types import LogEntry, NewPacket, StoredPacket, StoreUnavailable, TrustRow
 
 NOW = 1_760_000_000
@@ -83,13 +84,13 @@ class FakeLog:
         self.entries.append(LogEntry(sequence, now, packet))
         return self.entries[-1]
 
-    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
+    async def find(self, ids: Sequence[bytes], *_: object) -> dict[bytes, tuple[int, int]]:
         self.lookups.append(list(ids))
         if self.down:
             raise StoreUnavailable("down")
         return {key: self.stored[key] for key in ids if key in self.stored}
 
-    async def findings(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+    async def findings(self, ids: Sequence[bytes], *_: object) -> dict[bytes, bytes]:
         if self.down:
             raise StoreUnavailable("down")
         found = {entry.packet.packet_id: entry.packet.annotation for entry in self.entries}
@@ -100,7 +101,7 @@ class FakeLog:
         return AuthorsPage({packet.author_id for packet in found}, None)
 
     async def packets_of(
-        self, authors: Sequence[str], types: Iterable[str], *, after: int = 0
+        self, authors: Sequence[str], types: Iterable[str], *, after: int = 0, **_: object
     ) -> list[StoredPacket]:
         self.reads.append(list(authors))
         self.asked.set()
@@ -116,7 +117,9 @@ class FakeLog:
             raise StoreUnavailable("down")
         return found
 
-    async def trust_acts(self, author: str, types: Iterable[str], *, after: int, most: int) -> list[TrustRow]:
+    async def trust_acts(
+        self, author: str, types: Iterable[str], *, after: int, most: int, **_: object
+    ) -> list[TrustRow]:
         rows = await self.packets_of([author], types, after=after)
         parsed = [(row, Packet.parse(row.body, max_depth=512)) for row in rows[::-1][:most]]
         return [
@@ -135,6 +138,7 @@ class Peer:
         self.downgrades: list[str | None] = []
         self.checked_seconds = 0.0
         self.owes = 0.0
+        self.account = Unbilled()
 
     def publish_accepted(
         self,
@@ -155,6 +159,10 @@ class Peer:
 
     def checked_for(self, seconds: float) -> None:
         self.checked_seconds += seconds
+
+    @property
+    def payer(self) -> Payer:
+        return self.account
 
     def turn(self, now: float) -> float:
         return now + self.owes

@@ -187,7 +187,7 @@ class Reading:
         assert not self.caught
 
 
-async def log_by_key(key: bytes) -> None:
+async def log_by_key(key: bytes, *_: object) -> None:
     return None
 
 

@@ -27,12 +27,12 @@ class Index:
     def __init__(self, *ids: bytes, error: Exception | None = None) -> None:
         self.ids, self.error = ids, error
 
-    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
+    async def find(self, ids: Sequence[bytes], *_: object) -> dict[bytes, tuple[int, int]]:
         if self.error is not None:
             raise self.error
         return {each: (1, 1000) for each in self.ids}
 
-    async def findings(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+    async def findings(self, ids: Sequence[bytes], *_: object) -> dict[bytes, bytes]:
         return {}
 
 

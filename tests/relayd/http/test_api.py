@@ -44,7 +44,7 @@ class Harness:
             **options,
         )
 
-    async def by_id(self, packet_id: bytes, now: int) -> object:
+    async def by_id(self, packet_id: bytes, now: int, *_: object) -> object:
         self.asked.append((packet_id, now))
         if self.failure is not None:
             raise self.failure
@@ -358,7 +358,7 @@ async def test_a_manifest_that_has_not_changed_is_not_written_again():
 
 async def test_identities_answer_their_own_paths_and_no_other():
     class Identities:
-        async def respond(self, path: str, worked: object) -> object:
+        async def respond(self, path: str, *_: object) -> object:
             return path if path.startswith("/did") else None
 
     http = Harness(identities=Identities())

@@ -39,10 +39,10 @@ class Log:
     async def authors(self, type_, after=0):
         return AuthorsPage(set(), None)
 
-    async def packets_of(self, authors, types):
+    async def packets_of(self, authors, types, **_):
         return []
 
-    async def find(self, key: bytes):
+    async def find(self, key: bytes, *_):
         if self.down:
             raise StoreUnavailable("down")
         return self.by_key.get(key)
@@ -206,7 +206,7 @@ async def test_nothing_of_a_blocked_author_is_served(api, declined):
 async def test_nothing_of_an_author_is_served_who_is_blocked_while_the_keys_are_read(api, declined):
     resolve = api._identities.resolve
 
-    async def read(did, worked):
+    async def read(did, worked, **_):
         declined["now"] = Declined(authors=frozenset([did]))
         return await resolve(did, worked)
 

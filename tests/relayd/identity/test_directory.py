@@ -62,7 +62,9 @@ class Log:
         found = [entry.packet for entry in self.entries if entry.packet.content_type == type_]
         return AuthorsPage({packet.author_id for packet in found}, None)
 
-    async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]:
+    async def packets_of(
+        self, authors: Sequence[str], types: Iterable[str], **_: object
+    ) -> list[StoredPacket]:
         self.reads.append(sorted(authors))
         rows = [
             StoredPacket(entry.sequence, entry.told_at, entry.packet.body)

@@ -45,7 +45,9 @@ class MemoryIdentities:
     async def authors(self, types: Iterable[str]) -> set[str]:
         return set()
 
-    async def packets_of(self, authors: Sequence[str], types: Iterable[str], **_: int) -> list[StoredPacket]:
+    async def packets_of(
+        self, authors: Sequence[str], types: Iterable[str], **_: object
+    ) -> list[StoredPacket]:
         return []
 
 
@@ -68,13 +70,13 @@ class MemoryStore:
             previous, [Disposition(AppendOutcome.STORED, previous + n + 1, now) for n in range(len(batch))]
         )
 
-    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
+    async def find(self, ids: Sequence[bytes], *_: object) -> dict[bytes, tuple[int, int]]:
         return {}
 
-    async def findings(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+    async def findings(self, ids: Sequence[bytes], *_: object) -> dict[bytes, bytes]:
         return {}
 
-    async def head(self) -> int:
+    async def head(self, *_: object) -> int:
         return len(self.rows)
 
 

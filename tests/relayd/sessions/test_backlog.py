@@ -32,10 +32,10 @@ class Log:
         store.good_to, store.bear_witness = self.good_to, self.bear_witness
         rig.relay.fanout.skip_to(count)
 
-    async def head(self) -> int:
+    async def head(self, *_: object) -> int:
         return len(self._bodies)
 
-    async def good_to(self, mark: Mark) -> int | None:
+    async def good_to(self, mark: Mark, *_: object) -> int | None:
         return len(self._bodies)
 
     async def bear_witness(self, mark: Mark) -> None:

@@ -50,7 +50,7 @@ class SlowStore:
         asking.socket.data_received(ASKING)
         return asking, transport
 
-    async def by_id(self, packet_id: bytes, now: int) -> StoredPacket:
+    async def by_id(self, packet_id: bytes, now: int, *_: object) -> StoredPacket:
         self.is_read = True
         try:
             await self.found.wait()
@@ -193,7 +193,7 @@ async def test_what_comes_behind_a_request_is_bounded(rigs):
 async def test_a_packet_by_its_id_is_a_read_like_any_other(rigs, settings, statuses):
     rig = rigs(**settings)
 
-    async def by_id(packet_id: bytes, now: int) -> StoredPacket:
+    async def by_id(packet_id: bytes, now: int, *_: object) -> StoredPacket:
         return StoredPacket(1, NOW, b"{}")
 
     api = HttpApi(readiness=lambda: None, manifest=dict, by_id=by_id)
@@ -222,7 +222,7 @@ async def test_a_packet_by_its_id_is_a_read_like_any_other(rigs, settings, statu
     assert limited == ({limits[name]: 1 for name in settings} if b"429" in statuses else {})
 
 
-async def nothing(packet_id: bytes, now: int) -> None: ...
+async def nothing(packet_id: bytes, now: int, *_: object) -> None: ...
 
 
 async def answered(rig: Rig, path: str, peer: str = "192.0.2.1") -> tuple[bytes, bytes]:
@@ -280,7 +280,7 @@ async def test_few_chains_are_read_at_a_time_for_one_address(rigs):
     rig, gate, asked = rigs(), asyncio.Event(), []
 
     class Chains:
-        async def respond(self, path: str, worked: object) -> Response | None:
+        async def respond(self, path: str, *_: object) -> Response | None:
             if not path.startswith("/did/"):
                 return None
             asked.append(path)
@@ -320,6 +320,18 @@ async def test_what_is_worked_for_a_client_that_has_gone_is_charged_to_its_addre
     asking.checked_for(5.0)
     status, _ = await answered(rig, f"/packets/0x{'ab' * 32}")
     assert status == b"429"
+
+
+@pytest.mark.req("R-321")
+async def test_whoever_owes_the_database_time_gets_nothing_more_read_for_now(rigs):
+    rig, path = rigs(), f"/packets/0x{'ab' * 32}"
+    rig.connection.payer.used_database(30.0, rig.clock.now)
+    status, whole = await answered(rig, path)
+    assert status == b"429"
+    assert b"Retry-After: " in whole
+    assert (await answered(rig, path, "198.51.100.1"))[0] == b"404"
+    rig.clock.now += 30
+    assert (await answered(rig, path))[0] == b"404"
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ from relayd.roll import OpenSession, Question, Roll
 from relayd.sessions.connection import Connection
 from relayd.store import Store
 from relayd.store.moderation import Ruling
+from relayd.store.payers import Payer
 from relayd.store.types import (
     Appended,
     AppendOutcome,
@@ -201,6 +202,15 @@ class MemoryLog:
         self.slow: list[Exception] = []
         """The errors raised by reads of the packets of some authors, the last one first."""
 
+        self.feeding: list[asyncio.Task[None]] = []
+        """The relay's own tasks, which ask at nobody's expense."""
+        self.unpaid: list[str] = []
+        """What was looked up otherwise, and at nobody's expense."""
+
+    def paid(self, what: str, payer: Payer | None) -> None:
+        if payer is None and asyncio.current_task() not in self.feeding:
+            self.unpaid.append(what)
+
     async def rule(self, rulings: Sequence[Ruling], now: int) -> list[bool]:
         await asyncio.sleep(0)
         return [True for _ in rulings]
@@ -237,17 +247,20 @@ class MemoryLog:
             places.append(Disposition(outcome, entry.sequence, entry.received_at))
         return Appended(previous, places)
 
-    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
+    async def find(self, ids: Sequence[bytes], payer: Payer | None = None) -> dict[bytes, tuple[int, int]]:
+        self.paid("find", payer)
         await asyncio.sleep(0)
         found = [self.places[packet_id] for packet_id in ids if packet_id in self.places]
         return {entry.packet.packet_id: (entry.sequence, entry.received_at) for entry in found}
 
-    async def findings(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+    async def findings(self, ids: Sequence[bytes], payer: Payer | None = None) -> dict[bytes, bytes]:
+        self.paid("findings", payer)
         await asyncio.sleep(0)
         found = {packet_id: self.places[packet_id].packet.annotation for packet_id in ids}
         return {packet_id: note for packet_id, note in found.items() if note is not None}
 
-    async def head(self) -> int:
+    async def head(self, payer: Payer | None = None) -> int:
+        self.paid("head", payer)
         await asyncio.sleep(0)
         return len(self.entries)
 
@@ -269,15 +282,18 @@ class MemoryLog:
         await asyncio.sleep(0)
         return self.entries[after : after + limit]
 
-    async def by_id(self, packet_id: bytes, now: int) -> StoredPacket | None:
+    async def by_id(self, packet_id: bytes, now: int, payer: Payer | None = None) -> StoredPacket | None:
+        self.paid("by_id", payer)
         await asyncio.sleep(0)
         entry = self.places.get(packet_id)
         return None if entry is None else StoredPacket(entry.sequence, entry.received_at, entry.packet.body)
 
-    async def by_key(self, key: bytes) -> None:
+    async def by_key(self, key: bytes, payer: Payer | None = None) -> None:
+        self.paid("by_key", payer)
         await asyncio.sleep(0)
 
-    async def good_to(self, mark: Mark) -> int | None:
+    async def good_to(self, mark: Mark, payer: Payer | None = None) -> int | None:
+        self.paid("good_to", payer)
         await asyncio.sleep(0)
         return min(mark.sequence, len(self.entries))
 
@@ -287,7 +303,10 @@ class MemoryLog:
     async def authors(self, types: Iterable[str]) -> set[str]:
         return set()
 
-    async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]:
+    async def packets_of(
+        self, authors: Sequence[str], types: Iterable[str], payer: Payer | None = None
+    ) -> list[StoredPacket]:
+        self.paid("packets_of", payer)
         await asyncio.sleep(0)
         return [
             StoredPacket(entry.sequence, entry.received_at, entry.packet.body)
@@ -295,8 +314,11 @@ class MemoryLog:
             if entry.packet.author_id in authors and entry.packet.content_type in set(types)
         ]
 
-    async def trust_acts(self, author: str, types: Iterable[str], *, after: int, most: int) -> list[TrustRow]:
-        rows = [(row, Packet.parse(row.body)) for row in await self.packets_of([author], types)]
+    async def trust_acts(
+        self, author: str, types: Iterable[str], *, after: int, most: int, payer: Payer | None = None
+    ) -> list[TrustRow]:
+        self.paid("trust_acts", payer)
+        rows = [(row, Packet.parse(row.body)) for row in await self.packets_of([author], types, payer=payer)]
         return [TrustRow(p.digest, row.received_at, p.content_type, trust_strength(p)) for row, p in rows]
 
 
@@ -433,6 +455,7 @@ class World:
             clock=lambda: NOW,
         )
         self.jobs = [asyncio.create_task(job) for job in (self.relay.writer.run(), self.relay.tail.run())]
+        self.log.feeding += self.jobs
         self.numbers = iter(range(1, 10**6))
         self.reader = Client(self).open()
         self.reader.say({"type": "SUBSCRIBE", "subscription_id": "all", "gapless": True})
@@ -852,3 +875,14 @@ async def test_whatever_raises_the_request_is_answered_and_others_are_served(act
                     missed.append(site)
         # Some calls are made only if two events happen to coincide.
         assert len(missed) <= 1 + len(sites) // 10, missed
+
+
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
+async def test_whatever_a_peer_has_looked_up_it_pays_for(act: Act):
+    async with a_world() as world:
+        await new_keys(world)
+        with structlog.testing.capture_logs():
+            await act(world)
+            await world.check()
+        assert not world.log.unpaid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import asyncpg
@@ -17,6 +17,7 @@ from relayd.lineage import KnownLog
 from relayd.store import LogQuery, NewPacket, Store, StoreTimeout, StoreUnavailable, connection
 from relayd.store.columns import string_key
 from relayd.store.connection import ConnectionPool
+from relayd.store.payers import Payer
 from relayd.store.reader import Reader
 
 NOW = 1_790_000_000
@@ -409,3 +410,39 @@ async def test_a_reader_who_asks_for_much_waits_behind_one_who_asks_for_little(
         await sql.execute("BEGIN")
     assert done == ["dear", "honest"] + ["dear"] * 6
     assert dear.seconds > honest.seconds > 0
+
+
+LOOK_UPS: dict[str, Callable[[Store, Payer | None], Awaitable[object]]] = {
+    "head": lambda store, payer: store.head(payer),
+    "by id": lambda store, payer: store.by_id(b"x" * 32, NOW, payer),
+    "find": lambda store, payer: store.find([b"x" * 32], payer),
+    "findings": lambda store, payer: store.findings([b"x" * 32], payer),
+    "keys": lambda store, payer: store.identities.packets_of(["did:strata:a"], ["KEY_EVENT"], payer=payer),
+    "document": lambda store, payer: store.identities.by_key(b"x" * 33, payer),
+    "trust": lambda store, payer: store.identities.trust_acts(
+        "did:strata:a", ["TRUST_EDGE"], after=0, most=9, payer=payer
+    ),
+}
+
+
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize("name", LOOK_UPS)
+async def test_many_look_ups_of_one_wait_behind_a_single_one_of_another(store, name):
+    """Those of the relay itself, such as the feed's, have no payer and wait no longer either."""
+    look_up, done, dear = LOOK_UPS[name], list[str](), Reading()
+
+    async def ask(who: str, payer: Payer | None) -> None:
+        await look_up(store, payer)
+        done.append(who)
+
+    async with contextlib.AsyncExitStack() as lent:
+        for pool in (store._reader._lookups, store._reader._lookups, store.identities._budgets):
+            await lent.enter_async_context(pool.lease(Reading()))
+        asking = [asyncio.create_task(ask("dear", dear)) for _ in range(16)]
+        await asyncio.sleep(0)
+        asking += [asyncio.create_task(ask(who, Reading())) for who in ("one", "another")]
+        asking.append(asyncio.create_task(ask("own", None)))
+        await asyncio.sleep(0)
+    await asyncio.gather(*asking)
+    assert {"one", "another", "own"} <= set(done[:8])
+    assert dear.seconds > 0

@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ import asyncpg
 from blake3 import blake3
 from strata.protocol.errors import InvalidInput
 from strata.protocol.lake import (
+    RECORD_BYTES,
     SUMMARIES,
     ChainEnd,
     DaySummary,
@@ -223,18 +225,18 @@ def _read_by_summaries(folder: Path, days: frozenset[int], known: _Lake | None) 
     listed = sorted(entry.name for entry in os.scandir(folder / SUMMARIES) if _SUMMARY.fullmatch(entry.name))
     if not listed:
         return None
-    summaries = [decode_summary((folder / SUMMARIES / name).read_bytes(), name) for name in listed]
+    summaries = [decode_summary(_read(folder / SUMMARIES / name), name) for name in listed]
     before = check_summaries(summaries)
     asked = [n for n, summary in enumerate(summaries) if summary.day in days]
     names = [f"{SUMMARIES}/{name}" for name in listed]
     names += [_name(summary.end.number - 1) for summary in summaries]
-    names += [name for n in asked for name in _names(summaries[n])]
+    of_days = itertools.chain.from_iterable(_names(summaries[n]) for n in asked)
     later: list[str] = []
     while (folder / (name := _name(before.number + len(later)))).exists():
         later.append(name)
     if any((folder / _name(before.number + len(later) + n)).exists() for n in range(1, _LOOK_AHEAD)):
         raise LakeError("a manifest is missing")  # reading all of them will show which one
-    stamp = _stamp(folder, [*names, *later])
+    stamp = _stamp(folder, itertools.chain(names, of_days, later))
     if known is not None and known.stamp == stamp and days <= known.days:
         return known
     batches: dict[int, list[_Batch]] = {}
@@ -257,8 +259,9 @@ def _name(number: int) -> str:
     return f"{number:010}.json"
 
 
-def _names(summary: DaySummary) -> list[str]:
-    return [_name(number) for number in range(summary.first, summary.end.number)]
+def _names(summary: DaySummary) -> Iterator[str]:
+    """The names of its manifests, one by one: a summary may claim any number of them."""
+    return map(_name, range(summary.first, summary.end.number))
 
 
 def _batch(manifest: Manifest) -> _Batch:
@@ -266,7 +269,8 @@ def _batch(manifest: Manifest) -> _Batch:
     return _Batch(manifest.after, manifest.up_to, rows, manifest.rows)
 
 
-def _stamp(folder: Path, names: Sequence[str]) -> bytes:
+def _stamp(folder: Path, names: Iterable[str]) -> bytes:
+    """Raises OSError at the first file that is missing."""
     stamp = blake3()
     for name in names:
         found = os.stat(folder / name)
@@ -298,9 +302,18 @@ def _read_chain(folder: Path, names: Sequence[str], days: frozenset[int], stamp:
     return _Lake(stamp, days, batches, reached, None)
 
 
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        text = file.read(RECORD_BYTES + 1)
+    if len(text) > RECORD_BYTES:
+        problem = f"it has more than {RECORD_BYTES:,} bytes, and no writer of a lake has written it"
+        raise LakeError(f"the lake's {path.name} cannot be used: {problem}")
+    return text
+
+
 def _decode(path: Path) -> Manifest:
     try:
-        return decode(path.read_bytes(), path.name)
+        return decode(_read(path), path.name)
     except InvalidInput as error:  # without a canonical form there is no hash
         raise LakeError(f"the lake's {path.name} cannot be used: it is damaged: {error}") from None
 

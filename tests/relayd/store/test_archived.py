@@ -17,6 +17,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.lake import (
     DAY_SECONDS,
     GENESIS,
+    RECORD_BYTES,
     Manifest,
     RowsDigest,
     day_of,
@@ -28,6 +29,7 @@ from strata.protocol.lake import (
     seal,
     summarise,
 )
+from strata.protocol.lake.sealing import with_hash
 
 from relayd.metrics import RETENTION_REASONS
 from relayd.moderation import SubjectKind
@@ -296,6 +298,11 @@ def of_a_later_format(text):
     return text.replace(b'"format": 2', b'"format": 4')
 
 
+def too_long(text):
+    """The same JSON, behind more white space than any writer leaves."""
+    return b" " * RECORD_BYTES + text
+
+
 def beyond_every_number(text):
     return text.replace(b'"body_bytes": 160', b'"body_bytes": 1600000000000000000')
 
@@ -323,6 +330,7 @@ async def one_replaced(lake):
         (rewritten(9, truncated), Reason.INVALID),
         (rewritten(5, of_a_later_format), Reason.INVALID),
         (rewritten(4, beyond_every_number), Reason.INVALID),
+        (rewritten(3, too_long), Reason.INVALID),
         (one_missing_from_the_chain, Reason.INVALID),
         (one_replaced, Reason.INVALID),
     ],
@@ -574,3 +582,24 @@ async def test_summaries_make_nobody_believe_a_chain_that_does_not_hold(keeper, 
         expected = Reason.INVALID
     assert (await keeper.maintain(LATER)).days < 2
     assert told[-1][1] == expected
+
+
+@pytest.mark.parametrize("harm", ["too long", "more manifests than there are"])
+async def test_a_summary_costs_no_more_than_the_files_that_are_there(keeper, lake, told, harm):
+    """Then the manifests count."""
+    await lake.archive()
+    days = sorted({day_of(manifest.up_to) for manifest in lake.manifests})
+    seal_days(lake, 1)
+    (path,) = (lake.folder / "days").iterdir()
+    summary = summarise(manifests_of_day(lake.manifests, days[0]), GENESIS)
+    if harm == "too long":
+        path.write_bytes(b" " * RECORD_BYTES + encode_summary(summary))
+    else:
+        many = msgspec.structs.replace(summary, batches=10**9)
+        path.write_bytes(encode_summary(with_hash(many)))
+        shutil.copy(lake.path(0), lake.path(summary.first + many.batches - 1))
+        lake.path(1).rename(aside := lake.folder.with_name("aside"))
+        archived._read_lake(lake.folder, frozenset(days), None)  # takes a moment, and not all memory
+        aside.rename(lake.path(1))
+        lake.path(summary.first + many.batches - 1).unlink()
+    assert (await keeper.maintain(LATER)).days == 2

@@ -67,7 +67,7 @@ from strata.protocol.lake.manifest import (
     migrated,
     seal,
 )
-from strata.protocol.lake.sealing import LakeError
+from strata.protocol.lake.sealing import RECORD_BYTES, LakeError
 from strata.protocol.lake.sequences import DAY_SECONDS, Span, day_of, day_text, first_of_day, parse_day
 from strata.protocol.lake.summary import (
     SUMMARIES,
@@ -99,6 +99,7 @@ __all__ = [
     "LISTINGS",
     "NOTHING",
     "OTHERS",
+    "RECORD_BYTES",
     "SUMMARIES",
     "WITNESSED",
     "WITNESSES",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NoReturn, Protocol, TypeVar
+from typing import Final, NoReturn, Protocol, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -11,7 +11,12 @@ from blake3 import blake3
 from strata.protocol import canonical
 from strata.protocol.errors import InvalidInput, StrataError
 
-__all__ = ["LakeError", "hash_of", "read_sealed", "refuse", "text_of", "with_hash"]
+__all__ = ["RECORD_BYTES", "LakeError", "hash_of", "read_sealed", "refuse", "text_of", "with_hash"]
+
+
+RECORD_BYTES: Final = 2**20
+"""The most bytes of a manifest, or of the summary of a day, which have one to three KiB: a lake may be a
+stranger's copy, and these files are read as a whole."""
 
 
 class LakeError(StrataError):

@@ -1,12 +1,15 @@
 """How many bytes the small files of a lake may have. No I/O.
 
 A lake may be a stranger's copy, and these files are read as a whole. Each limit is far above what any archive
-has written: the most frequent one makes 100,000 batches a day, and kinds of packets are 18.
+has written: the most frequent one makes 100,000 batches a day, and kinds of packets are 18. `RECORD_BYTES`
+is for the record of an attempt too.
 """
 
 from __future__ import annotations
 
 from typing import Final
+
+from strata.protocol.lake import RECORD_BYTES
 
 from strata_pipeline.errors import LakeError
 
@@ -19,10 +22,6 @@ __all__ = [
     "check_size",
 ]
 
-RECORD_BYTES: Final = 2**20
-"""For a manifest, the summary of a day and the record of an attempt, which have one to three KiB."""
-NOTE_BYTES: Final = 2**23
-"""For the note of what was searched: 90,000 days, with 90 bytes for each."""
 BATCH_LISTING_BYTES: Final = 2**26
 """For the listing of a batch: 180,000 objects, with 370 bytes for each."""
 DAY_RECORD_BYTES: Final = 2**29

@@ -2,6 +2,7 @@
 
 Whoever makes the relay ask the database takes turns at the connections with all others, and its account is
 charged with the time. So many questions of one stranger wait behind a single one of anybody else.
+What has no payer is the relay's own: the feed, the writer, its timers.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).

@@ -429,6 +429,33 @@ test("publishes wait for their turn, can be given up, and know the relay's limit
   await relay.close();
 });
 
+test("a relay that says it has another packet instead is believed once it shows a packet that states the same", async () => {
+  const metric = (author: Identity, at: number, score: number) =>
+    build(author, { type: "CONSENSUS_METRIC", target_packet: `0x${"ab".repeat(32)}`, observed_at: at, score });
+  const [first, again] = [await metric(me, 1, 0), await metric(me, 1, 0.5)];
+  const [later, strange] = [await metric(me, 2, 0), await metric(await Identity.generate(), 1, 0)];
+  const publish = async (packet: Packet, of: string, shown: Packet | undefined) => {
+    const world = new World();
+    world.answer = (frame, socket) => {
+      const { type, client_msg_id, subscription_id } = frame;
+      const ok = { type: "OK", packet_id: packet.packetId, status: "ACCEPTED", duplicate: true, duplicate_of: of };
+      if (type === "PUBLISH") socket.push({ ...ok, client_msg_id });
+      if (type === "SUBSCRIBE" && shown !== undefined) socket.event(shown, 1, undefined, subscription_id);
+      if (type === "SUBSCRIBE") endHistory(frame, socket);
+    };
+    const relay = await connect(URL, world.options({ resolveKeys: false }));
+    return relay.publish(packet, { timeout: 5 }).finally(() => void relay.close());
+  };
+  assert.equal((await publish(again, first.packetId, first)).duplicateOf, first.packetId);
+  assert.equal((await publish(again, again.packetId, undefined)).duplicateOf, undefined, "it is a plain duplicate");
+  const refusal = { name: "RequestRefused", detail: "duplicate_of" };
+  await assert.rejects(publish(again, first.packetId, undefined), refusal);
+  await assert.rejects(publish(again, later.packetId, later), refusal);
+  await assert.rejects(publish(again, strange.packetId, strange), refusal);
+  await assert.rejects(publish(again, "lies", first), refusal);
+  await assert.rejects(publish(packets[0] as Packet, first.packetId, first), refusal);
+});
+
 test("a relay that wants quiet for longer than a publish has is left in quiet", async () => {
   const world = new World();
   world.answer = ({ type, client_msg_id }, socket) => {

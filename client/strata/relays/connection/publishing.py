@@ -28,12 +28,12 @@ from typing import NewType
 from msgspec import Raw
 
 from strata.protocol import wire
-from strata.protocol.errors import RequestRefused, RequestTimeout, Retry, StrataError
+from strata.protocol.errors import ErrorCode, RequestRefused, RequestTimeout, Retry, StrataError
 from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, retry_delay
 from strata.relays.connection.options import Options
 from strata.relays.connection.values import Published, Statistics
 
-__all__ = ["Handle", "PublishSettled", "Publishing"]
+__all__ = ["Handle", "PublishSettled", "Publishing", "not_repeated"]
 
 Handle = NewType("Handle", str)
 """Names one publish in progress: its `client_msg_id`."""
@@ -176,7 +176,7 @@ class Publishing:
             bool(message.duplicate),
             message.status == "QUEUED",
             _downgrade(message.relay_annotations),
-            message.duplicate_of,
+            None if message.duplicate_of == message.packet_id else message.duplicate_of,
         )
         self.settled.append(PublishSettled(handle, published))
         return True
@@ -312,6 +312,14 @@ class Publishing:
 
     def _wake_by(self, moment: float) -> None:
         self.wake_at = min(self.wake_at, moment)
+
+
+def not_repeated(packet_id: str, *, is_shown: bool) -> RequestRefused:
+    """The outcome for a packet in whose place a relay says to have another one, which it does not show, or
+    which states something else."""
+    other = "one that states something else" if is_shown else "one that it does not show"
+    reason = f"in place of {packet_id} it has {other}, and does not store this one; publish at another relay"
+    return RequestRefused(ErrorCode.POLICY_REJECTED, reason, detail="duplicate_of")
 
 
 def _is_about_the_session(refusal: RequestRefused) -> bool:

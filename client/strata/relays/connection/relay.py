@@ -12,7 +12,16 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from strata.protocol import packets
-from strata.protocol.errors import Closed, ErrorCode, InvalidPacket, RequestTimeout
+from strata.protocol.equivalence import equivalence_key
+from strata.protocol.errors import (
+    Closed,
+    ErrorCode,
+    InvalidPacket,
+    MissingCapability,
+    RequestRefused,
+    RequestTimeout,
+)
+from strata.protocol.fields import is_content_id
 from strata.protocol.ids import Signer
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
@@ -26,6 +35,7 @@ from strata.relays.connection.keyfetch import KeyFetcher
 from strata.relays.connection.keyring import Anchors, KeyRing
 from strata.relays.connection.options import Options
 from strata.relays.connection.pins import PinFile
+from strata.relays.connection.publishing import not_repeated
 from strata.relays.connection.subscription import Subscription
 from strata.relays.connection.values import (
     Announced,
@@ -187,6 +197,8 @@ class PacketRelay:
         authentication was tried, the cause says why it did not help), `MissingCapability` if the relay does
         not let the authenticated session publish, `RequestTimeout` if it did not answer in time,
         `InvalidPacket` if the packet is larger than the relay says it accepts, `Closed`, `ConnectionFailed`.
+        If the relay says that it has another packet in this one's place (`Published.duplicate_of`), it has to
+        show that one: otherwise this raises `RequestRefused` with detail `duplicate_of`.
         After a timeout or cancellation the packet may or may not be stored. Publishing the same packet again
         is safe, because a relay stores it once.
         """
@@ -205,6 +217,8 @@ class PacketRelay:
             await self._slots.acquire()  # does not suspend
         try:
             published = await self._publish(packet, deadline, timeout)
+            if published.duplicate_of is not None:
+                await self._check_repeated(packet, published.duplicate_of, deadline)
         finally:
             self._slots.release()
         if on_stored is not None:
@@ -222,6 +236,25 @@ class PacketRelay:
                 max_bytes=limit,
             )
         return await self._driver.publish(packet, deadline, timeout)
+
+    async def _check_repeated(self, packet: Packet, of: str, deadline: float) -> None:
+        """Raise `RequestRefused` unless the relay shows the packet `of`, and `packet` repeats it (R-113).
+
+        The relay has said that it does not store `packet`, so its word alone confirms nothing.
+        """
+        if equivalence_key(packet) is None or not is_content_id(of):
+            raise not_repeated(packet.packet_id, is_shown=False)
+        # A document is the same in a packet of any author.
+        authors = () if packet.content_type == "DID_DOCUMENT" else packet.author_id
+        try:
+            remaining = max(deadline - self._driver.loop.time(), 0.001)
+            found = await self.get(of, authors=authors, timeout=remaining)
+        except (RequestRefused, MissingCapability) as error:
+            if isinstance(error, RequestRefused) and error.retry_after is not None:
+                raise
+            raise not_repeated(packet.packet_id, is_shown=False) from error
+        if found is None or equivalence_key(found.packet) != equivalence_key(packet):
+            raise not_repeated(packet.packet_id, is_shown=found is not None)
 
     async def post(
         self, content: Mapping[str, object], *, expires_at: int | None = None, timeout: float | None = None

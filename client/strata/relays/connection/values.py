@@ -49,7 +49,8 @@ class Published:
     downgraded_to: str | None = None
     """The origin the relay credits the packet with, if it found the claim unproven (R-209)."""
     duplicate_of: str | None = None
-    """The packet that the relay has in this one's place: this one only repeats it, and is not stored."""
+    """The packet that the relay has in this one's place, and has shown: this one only repeats it, and is not
+    stored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,12 @@ def test_an_ok_settles_its_publish_alone(bench):
     assert bench.settled() == {a: Published("a", None)}
 
 
+def test_a_packet_that_is_said_to_repeat_itself_is_a_duplicate_like_any_other(bench):
+    handle = bench.publish("a")
+    bench.ok(handle, "a", duplicate=True, duplicate_of="a")
+    assert bench.settled() == {handle: Published("a", None, duplicate=True)}
+
+
 @pytest.mark.req("R-190")
 def test_queued_is_success_and_told_apart(bench):
     handle = bench.publish("a")

@@ -20,7 +20,7 @@ from strata.protocol import wire
 from strata.protocol.packets import Packet
 from strata.relays.connection import Options
 
-from tests.support.relays import take
+from tests.support.relays import START
 
 FAST = Options(
     backoff_base=0.001,
@@ -100,6 +100,76 @@ async def test_an_ok_for_another_packet_is_no_answer(fake, make):
     async with connect(fake.url, options=FAST) as relay:
         with pytest.raises(strata.RequestTimeout):
             await relay.publish(make(1), timeout=0.05)
+
+
+def metric(author, observed_at, score=0.0):
+    content = {"type": "CONSENSUS_METRIC", "target_packet": "0x" + "ab" * 32, "score": score}
+    return strata.protocol.packets.build(author, content | {"observed_at": observed_at}, timestamp=START)
+
+
+def says_repeated(relay, of):
+    """Have the relay answer that it has another packet in place of each that it gets."""
+    relay.model.answer = lambda message: wire.Ok(
+        packet_id=Packet.parse(message.packet).packet_id,
+        status="ACCEPTED",
+        client_msg_id=message.client_msg_id,
+        duplicate=True,
+        duplicate_of=of,
+    )
+
+
+@pytest.mark.req("R-113")
+@pytest.mark.parametrize("kind", ["plain", "extended"])
+async def test_a_packet_that_repeats_another_is_confirmed_once_the_other_is_shown(
+    kind, fake, extended, identities
+):
+    relay = fake if kind == "plain" else extended
+    first, again = metric(identities[0], 1), metric(identities[0], 1, score=0.5)
+    await relay.append(first)
+    says_repeated(relay, first.packet_id)
+    async with connect(relay.url, options=FAST) as client:
+        assert (await client.publish(again)).duplicate_of == first.packet_id
+
+
+@pytest.mark.req("R-113", "R-193")
+@pytest.mark.parametrize("what", ["missing", "of another time", "another author's", "no id", "no such type"])
+async def test_the_word_of_a_relay_that_it_has_another_packet_instead_is_not_enough(
+    extended, identities, make, what
+):
+    others = {
+        "missing": metric(identities[0], 7),
+        "of another time": metric(identities[0], 2),
+        "another author's": metric(identities[1], 1),
+    }
+    other = others.get(what, metric(identities[0], 1))
+    if what != "missing":
+        await extended.append(other)
+    says_repeated(extended, "lies" if what == "no id" else other.packet_id)
+    packet = make(1) if what == "no such type" else metric(identities[0], 1, score=0.5)
+    async with connect(extended.url, options=FAST) as relay:
+        with pytest.raises(strata.RequestRefused, match="publish at another relay") as caught:
+            await relay.publish(packet)
+    assert caught.value.detail == "duplicate_of"
+
+
+@pytest.mark.req("R-193")
+async def test_a_relay_that_never_shows_the_other_packet_has_confirmed_nothing(extended, identities):
+    says_repeated(extended, metric(identities[0], 1).packet_id)
+    extended.model.answer_subscribe = lambda message: wire.EndOfHistory(
+        subscription_id="another", complete=True
+    )
+    async with connect(extended.url, options=FAST) as relay:
+        with pytest.raises(strata.RequestTimeout):
+            await relay.publish(metric(identities[0], 1, score=0.5), timeout=0.3)
+
+
+async def test_whoever_may_not_ask_for_the_other_packet_is_refused(extended, identities):
+    says_repeated(extended, metric(identities[0], 1).packet_id)
+    extended.model.needs_auth = {"subscribe"}
+    async with connect(extended.url, options=FAST) as relay:
+        with pytest.raises(strata.RequestRefused) as caught:
+            await relay.publish(metric(identities[0], 1, score=0.5))
+    assert caught.value.detail == "duplicate_of"
 
 
 async def test_a_refusal_is_raised_with_what_the_relay_said(fake, make):

@@ -42,6 +42,7 @@ export interface Ok {
   readonly status: string;
   readonly client_msg_id?: string;
   readonly duplicate?: boolean;
+  readonly duplicate_of?: string;
   readonly received_at?: number;
   readonly relay_annotations?: JsonObject;
 }
@@ -117,6 +118,7 @@ const SHAPES: Readonly<Record<string, Shape>> = {
     status: "text",
     client_msg_id: "text?",
     duplicate: "boolean?",
+    duplicate_of: "text?",
     received_at: "integer?",
     relay_annotations: "object?",
   },

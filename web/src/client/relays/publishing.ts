@@ -171,7 +171,9 @@ export class Publishing {
       queued: message.status === "QUEUED",
       downgradedTo: downgrade(message.relay_annotations),
     };
-    this.settled.push({ kind: "published", handle, outcome });
+    const of = message.duplicate_of;
+    const settled: Published = of === undefined || of === message.packet_id ? outcome : { ...outcome, duplicateOf: of };
+    this.settled.push({ kind: "published", handle, outcome: settled });
     return true;
   }
 
@@ -320,6 +322,16 @@ export class Publishing {
  */
 function isAboutTheSession(refusal: RequestRefused): boolean {
   return refusal.detail === undefined || refusal.detail.endsWith("_limit");
+}
+
+/**
+ * The outcome for a packet in whose place a relay says to have another one, which it does not show, or which states
+ * something else.
+ */
+export function notRepeated(packetId: string, isShown: boolean): RequestRefused {
+  const other = isShown ? "one that states something else" : "one that it does not show";
+  const reason = `in place of ${packetId} it has ${other}, and does not store this one; publish at another relay`;
+  return new RequestRefused("policy_rejected", reason, { detail: "duplicate_of" });
 }
 
 /** The refusal that the relay gave for another packet, with what is left of the wait it asked for. */

@@ -4,12 +4,13 @@ import { build } from "../building.js";
 import { memoryOutbox } from "../outbox/memory.js";
 import { Outbox } from "../outbox/outbox.js";
 import type { OutboxStore } from "../outbox/store.js";
-import { Closed, ConnectionFailed, InvalidPacket, RequestTimeout } from "../protocol/errors.js";
+import { repeats, stated } from "../protocol/equivalence.js";
+import { Closed, ConnectionFailed, InvalidPacket, MissingCapability, RequestRefused, RequestTimeout } from "../protocol/errors.js";
 import type { Signer } from "../protocol/ids.js";
 import type { KeyChain } from "../protocol/keys/chain.js";
 import type { ReceivedPacket } from "../protocol/keys/entries.js";
 import { IDENTITY_TYPES } from "../protocol/keys/statements.js";
-import { Packet } from "../protocol/packets.js";
+import { isContentId, Packet } from "../protocol/packets.js";
 import { restore } from "../protocol/provenance.js";
 import type { Moderated } from "../protocol/wire.js";
 import { after } from "../timers.js";
@@ -19,6 +20,7 @@ import { KeyFetcher } from "./keyfetch.js";
 import { type Anchors, KeyRing } from "./keyring.js";
 import { type Options, withDefaults } from "./options.js";
 import type { Pins } from "./pins.js";
+import { notRepeated } from "./publishing.js";
 import { Subscription } from "./subscription.js";
 import {
   type Announced,
@@ -179,10 +181,33 @@ export class Relay {
         throw new InvalidPacket("packet_too_large", reason, undefined, limit);
       }
       const left = deadline - this.driver.now();
-      return await this.driver.publish(packet, { timeout, left, signal: options.signal });
+      const published = await this.driver.publish(packet, { timeout, left, signal: options.signal });
+      if (published.duplicateOf !== undefined) {
+        await this.checkRepeated(packet, published.duplicateOf, deadline, options.signal);
+      }
+      return published;
     } finally {
       this.inFlight--;
       this.turns.shift()?.();
+    }
+  }
+
+  /**
+   * Reject with `RequestRefused` unless the relay shows the packet `of`, and `packet` repeats it (R-113). The relay has
+   * said that it does not store `packet`, so its word alone confirms nothing.
+   */
+  private async checkRepeated(packet: Packet, of: string, deadline: number, signal?: AbortSignal): Promise<void> {
+    if (stated(packet) === undefined || !isContentId(of)) throw notRepeated(packet.packetId, false);
+    // A document is the same in a packet of any author.
+    const authors = packet.contentType === "DID_DOCUMENT" ? [] : packet.authorId;
+    const timeout = Math.max(deadline - this.driver.now(), 0.001);
+    const found = await this.get(of, { authors, timeout, ...(signal && { signal }) }).catch((error: unknown) => {
+      const isRefused = error instanceof RequestRefused && error.retryAfter === undefined;
+      if (isRefused || error instanceof MissingCapability) return undefined;
+      throw error;
+    });
+    if (found === undefined || !repeats(found.packet, packet)) {
+      throw notRepeated(packet.packetId, found !== undefined);
     }
   }
 

@@ -21,6 +21,8 @@ export interface Published {
   readonly queued: boolean;
   /** The origin the relay credits the packet with, if it found the claim unproven. */
   readonly downgradedTo: string | undefined;
+  /** The packet that the relay has in this one's place, and has shown: this one only repeats it, and is not stored. */
+  readonly duplicateOf?: string | undefined;
 }
 
 /** One verified packet, as a subscription delivers it. */

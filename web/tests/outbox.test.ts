@@ -171,6 +171,46 @@ test("a window full of packets that get no answer is waited for once, and each o
   await outbox.stop(CLOSED);
 });
 
+test("a relay that is silent about many packets holds up the others for seconds, and these have their time afterwards", async (context) => {
+  const { timers } = context.mock;
+  timers.enable({ apis: ["setTimeout"] });
+  let seconds = 0;
+  context.mock.method(performance, "now", () => 1000 * seconds);
+  const pass = async (time: number) => {
+    for (let each = 0; each < time; each++, seconds++) {
+      timers.tick(1000);
+      for (let turn = 0; turn < 50; turn++) await new Promise((done) => setImmediate(done));
+    }
+  };
+  const ids = packets.map(({ packetId }) => packetId);
+  const sent: string[] = [];
+  let isOnline = false;
+  let isSlow = true;
+  const send: Send = ({ packetId }, { signal }) => {
+    sent.push(packetId);
+    return new Promise((resolve, reject) => {
+      signal?.addEventListener("abort", () => reject(signal.reason));
+      setTimeout(() => reject(new RequestTimeout("PUBLISH", 60)), 60_000);
+      if (ids.indexOf(packetId) >= 18) resolve(published(packetId));
+      else if (!isSlow) setTimeout(() => resolve(published(packetId)), 20_000);
+    });
+  };
+  const outbox = new Outbox(memoryOutbox(), send, () => isOnline);
+  const queued = await Promise.all(packets.map((packet) => outbox.add(packet)));
+  outbox.start();
+  await pass(30);
+  assert.deepEqual(sent, ids.slice(0, 16), "a relay that is away is not silent");
+  isOnline = true;
+  outbox.wake();
+  await pass(8);
+  assert.deepEqual(await Promise.all(queued.slice(18).map(({ sent }) => sent.then(({ packetId }) => packetId))), ids.slice(18));
+  isSlow = false;
+  const all = Promise.all(queued.map(({ sent }) => sent));
+  await pass(240);
+  await all;
+  await outbox.stop(CLOSED);
+});
+
 test("a packet that a store lists twice is sent once", async () => {
   const inner = memoryOutbox();
   const store: OutboxStore = {

@@ -12,7 +12,7 @@ import { InvalidPacket, MissingCapability, OutboxError, RequestRefused, type Str
 import { DEFAULT_MAX_PACKET_AGE_SECONDS, Packet } from "../protocol/packets.js";
 import { afterRetryAfter, Refusals } from "../relays/backoff.js";
 import type { Published, PublishOptions } from "../relays/values.js";
-import { after } from "../timers.js";
+import { after, type Timer } from "../timers.js";
 import type { OutboxNews, OutboxStore, Refusal, StoredEntry } from "./store.js";
 
 /** A packet of the outbox, and its state. */
@@ -46,9 +46,14 @@ const AT_ONCE = 16;
 /** How many of them may be packets that were left before, for want of an answer: the rest is free for later packets. */
 const LEFT_AT_ONCE = 8;
 const ATTEMPT_SECONDS = 60;
+/** How long one that is sent for the first time may get no answer from a connected relay, if others wait for its place. */
+const SILENT_SECONDS = 5;
 const RETRY_SECONDS = 2;
 /** How long a notice of what another tab has done may take to arrive. */
 const NEWS_SECONDS = 1;
+
+/** Why the sending of a packet ends that has got no answer for long. */
+const MADE_ROOM = new OutboxError("others wait for its place");
 
 interface Promised {
   readonly promise: Promise<Published>;
@@ -90,6 +95,9 @@ export class Outbox {
   private readonly turns = new Map<string, AbortController>();
   /** The packets that are being sent, at most `AT_ONCE`: one that gets no answer holds up no other. */
   private readonly underWay = new Map<string, Promise<void>>();
+  /** When each of them was begun, and when the relay was last found to be there. */
+  private readonly begunAt = new Map<string, number>();
+  private wokenAt = -Infinity;
   /** The packets that have left the store since it was last asked for its list, which may name them still. */
   private readonly gone = new Set<string>();
   /** What the relay has said of packets, for as long as the store fails to note it: they need not be sent again. */
@@ -99,6 +107,8 @@ export class Outbox {
   constructor(
     private readonly store: OutboxStore,
     private readonly send: Send,
+    /** Whether the relay is there, so that it could answer. */
+    private readonly isOnline: () => boolean = () => true,
   ) {}
 
   /**
@@ -182,6 +192,7 @@ export class Outbox {
     this.leftAt.clear();
     this.unwelcome.over();
     this.heldUntil = undefined;
+    this.wokenAt = now();
     this.ring();
   }
 
@@ -280,19 +291,39 @@ export class Outbox {
     for (const entry of waiting) {
       const again = [...this.underWay.keys()].filter((packetId) => this.leftAt.has(packetId));
       if (leftAt(entry) > 0 && again.length >= LEFT_AT_ONCE) break;
-      while (this.underWay.size >= AT_ONCE) await Promise.race(this.underWay.values());
+      while (this.underWay.size >= AT_ONCE) await this.waitForRoom();
       if (this.heldUntil !== undefined || this.stopping.signal.aborted) break;
       // Passed on in their order, which is the order of sending.
+      this.begunAt.set(entry.packetId, now());
       this.underWay.set(entry.packetId, this.sendInTurn(entry));
     }
     return isSomeLeft;
   }
 
+  /**
+   * Wait until the sending of a packet ends. A relay that is silent about many must not hold up the others: one that has
+   * no answer for long is left. It is sent again in one of the few places for these, where it may take its time.
+   */
+  private async waitForRoom(): Promise<void> {
+    const isEnding = (packetId: string) => this.turns.get(packetId)?.signal.aborted === true;
+    const first = [...this.underWay.keys()].find((packetId) => !this.leftAt.has(packetId) && !isEnding(packetId));
+    const untilSilent = () => Math.max(this.begunAt.get(first ?? "") ?? Infinity, this.wokenAt) + SILENT_SECONDS - now();
+    let timer: Timer;
+    const isLong = new Promise<void>((resolve) => {
+      timer = after(this.isOnline() ? Math.max(untilSilent(), 0) : SILENT_SECONDS, resolve);
+    });
+    await Promise.race([...this.underWay.values(), isLong]);
+    clearTimeout(timer);
+    if (first !== undefined && this.isOnline() && untilSilent() <= 0) this.turns.get(first)?.abort(MADE_ROOM);
+  }
+
   private async sendInTurn(entry: StoredEntry): Promise<void> {
     const { packetId } = entry;
     const outcome = await this.sendOne(entry);
-    const isAbandoned = this.turns.get(packetId)?.signal.aborted === true;
+    const signal = this.turns.get(packetId)?.signal;
+    const isAbandoned = signal?.aborted === true && signal.reason !== MADE_ROOM;
     this.underWay.delete(packetId);
+    this.begunAt.delete(packetId);
     this.turns.delete(packetId);
     const hadBeenLeft = this.leftAt.delete(packetId); // then another one may have waited for its place
     if (outcome === "settled") {
@@ -320,7 +351,7 @@ export class Outbox {
       this.unnoted.delete(packetId);
       this.settle(packetId)?.resolve(published);
     } catch (error) {
-      if (signal.aborted) return "settled";
+      if (signal.aborted) return signal.reason === MADE_ROOM ? "left" : "settled";
       const isFinal = error instanceof InvalidPacket || (error instanceof RequestRefused && isForGood(error));
       const wait = (error as Partial<RequestRefused>).retryAfter ?? 0;
       if (wait > 0) this.quietUntil.set(packetId, now() + afterRetryAfter(wait, Math.random));

@@ -2,7 +2,7 @@
 
 import { build } from "../building.js";
 import { memoryOutbox } from "../outbox/memory.js";
-import { Outbox } from "../outbox/outbox.js";
+import { Outbox, type Send } from "../outbox/outbox.js";
 import type { OutboxStore } from "../outbox/store.js";
 import { repeats, stated } from "../protocol/equivalence.js";
 import { Closed, ConnectionFailed, InvalidPacket, MissingCapability, RequestRefused, RequestTimeout } from "../protocol/errors.js";
@@ -104,7 +104,8 @@ export class Relay {
       now: () => this.driver.now(),
     };
     this.keys = new KeyFetcher(ring, source, this.options.keyTimeout);
-    this.outbox = new Outbox(outbox ?? memoryOutbox(), (packet, how) => this.publish(packet, how));
+    const send: Send = (packet, how) => this.publish(packet, how);
+    this.outbox = new Outbox(outbox ?? memoryOutbox(), send, () => this.isConnected);
   }
 
   /**

@@ -356,28 +356,37 @@ class _Carrier(Generic[M]):
                 await self._ready.wait()
                 self._ready.clear()
                 while not self._is_over and len(self._under_way) < _MOST_UNDER_WAY:
-                    stream = b"".join(self._core.data_to_send(_PIECE_BYTES))
+                    stream = b"".join(self._core.data_to_send(_PIECE_BYTES, are_written=False))
                     if not stream:
                         break
+                    # All but the last of its messages fit in its first piece.
+                    end = self._core.end
                     for start in range(0, len(stream), _PIECE_BYTES):
-                        await self._send_piece(stream[start : start + _PIECE_BYTES])
+                        is_last = start + _PIECE_BYTES >= len(stream)
+                        await self._send_piece(
+                            stream[start : start + _PIECE_BYTES], end if is_last else end - 1
+                        )
             await self._channel.send(_message(_BYE, self._session, self.receiver))
         except StrataError as error:
             self._is_over = True
             self._owner._lost(self, error)
 
-    async def _send_piece(self, piece: bytes) -> None:
+    async def _send_piece(self, piece: bytes, end: int) -> None:
+        """Send a piece of the stream, which completes the messages before the sequence `end`."""
         place = _PLACE.pack(self._stream, self._number)
         self._number += 1
         self._under_way.append(self._core.acknowledged + self._core.unacked_size)
         message = _message(_DATA, self._session, self.receiver, place + piece)
         while not self._is_over:
+            before = self._core.written(end)  # first, because the channel may take it before `send` returns
             try:
                 await self._channel.send(message)
                 return
             except StrataError as error:
                 if not _is_full(error):
                     raise
+                if not self._is_over:  # else the session goes on without this carrier
+                    self._core.not_written(before)
                 # A message may have more pieces than the channel accepts before others acknowledge some.
                 await asyncio.sleep(_FULL_SECONDS)
 

@@ -116,7 +116,7 @@ class SendingSession(Generic[M, K]):
         self._marked = 0
         """The value of `_next` at the last `mark`."""
         self._reached = 0
-        """One past the highest sequence that was ever written."""
+        """One past the highest sequence that was ever written, so that the peer may have it."""
         self._reached_before = 0
         """The value of `_reached` when this connection began."""
         self._is_known = False
@@ -304,13 +304,31 @@ class SendingSession(Generic[M, K]):
         if self._posted_at:
             self.counters.ack_delay_seconds += max(0.0, now - self._posted_at[0][1])
 
-    def data_to_send(self, most_bytes: int = _TOGETHER) -> list[bytes]:
-        """The bytes to write now: whole frames, at least one if any waits, until `most_bytes` are reached."""
+    @property
+    def end(self) -> int:
+        """One past the sequence of the last message that `data_to_send` has returned on this connection."""
+        return self._base + len(self._unacked)
+
+    def written(self, end: int) -> int:
+        """Note that all bytes before the sequence `end` may reach the peer from now on: only for bytes that
+        `data_to_send` returned without `are_written`. Returns what `not_written` takes back."""
+        before, self._reached = self._reached, max(self._reached, end)
+        return before
+
+    def not_written(self, before: int) -> None:
+        """Take back the last `written`, which returned `before`: nothing of it has gone out."""
+        self._reached = before
+
+    def data_to_send(self, most_bytes: int = _TOGETHER, *, are_written: bool = True) -> list[bytes]:
+        """The bytes to write now: whole frames, at least one if any waits, until `most_bytes` are reached.
+
+        With `are_written` they count as written at once.
+        """
         pieces, self._to_send = self._to_send, []
         if self._reader is None or self._is_dead or not self._outbox:
             return pieces
         outbox, unacked = self._outbox, self._unacked
-        first = sequence = self._base + len(unacked)
+        first = sequence = self.end
         size = 0
         all_small = True
         while outbox and size < most_bytes:
@@ -331,6 +349,8 @@ class SendingSession(Generic[M, K]):
                     all_small = False
             sequence += 1
         self._count_written(first, sequence, size)
+        if are_written:
+            self.written(sequence)
         return [b"".join(pieces)] if all_small else _join(pieces)
 
     def _count_written(self, first: int, end: int, size: int) -> None:
@@ -338,7 +358,6 @@ class SendingSession(Generic[M, K]):
         counters.retransmits += max(0, min(end, self._reached) - first)
         counters.frames_sent += end - first
         counters.bytes_sent += size
-        self._reached = max(self._reached, end)
 
     # Time
 

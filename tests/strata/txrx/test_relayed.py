@@ -767,9 +767,32 @@ async def test_a_message_of_more_pieces_than_the_channel_takes_goes_as_there_is_
     ours.refuses = lambda: OutgoingFull("nobody acknowledges anything")
     error = await tx.try_post(b"too late")
     assert error is not None and isinstance(error.error, DeliveryTimeout)
+    assert error.delivery is DeliveryStatus.NOT_DELIVERED
     await tx.close()
     assert tx._carrier is not None and tx._carrier._sending.done()
     await rx.join()
+
+
+@pytest.mark.req("T-068", "T-104")
+@pytest.mark.parametrize("taken", [0, 1, 4, 5])
+async def test_a_message_of_which_the_channel_took_a_part_alone_is_not_delivered(
+    monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    monkeypatch.setattr(relayed, "_FULL_SECONDS", 0.005)
+    theirs = Channel()
+    tx, desk = sender(theirs), Desk(theirs)
+    async with asyncio.timeout(10):
+        posts = [tx.try_post(body) for body in (b"small", bytes(range(256)) * 1024)]
+        await desk.hello()
+        rooms = iter(range(taken))
+        theirs.refuses = lambda: None if next(rooms, None) is not None else OutgoingFull("too many await it")
+        desk.say(_WELCOME)
+        errors = [await post for post in posts]
+    assert [error.delivery for error in errors if error is not None] == [
+        DeliveryStatus.UNKNOWN if taken else DeliveryStatus.NOT_DELIVERED,
+        DeliveryStatus.UNKNOWN if taken == 5 else DeliveryStatus.NOT_DELIVERED,
+    ]
+    await tx.close()
 
 
 @pytest.mark.req("T-039", "T-104")

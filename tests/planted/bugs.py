@@ -349,8 +349,8 @@ _SESSION = [
         ("history costs nothing", "self._connection.backfilled(len(frames))", "pass"),
         (
             "history ends where the feed stands",
-            "await relay.tail.reach(await relay.store.head())",
-            "await relay.store.head()",
+            "await relay.tail.reach(await relay.store.head(self._connection.payer))",
+            "await relay.store.head(self._connection.payer)",
         ),
     ),
     *_bugs(

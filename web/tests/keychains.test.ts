@@ -251,6 +251,31 @@ test("a relay that takes fewer authors at once is asked for fewer", async () => 
   await assert.rejects(fetcher.fetch(did, [], 1), { name: "RequestRefused" });
 });
 
+test("a relay that sends very much is asked about fewer authors at once", async () => {
+  const made = await Promise.all(Array.from({ length: 50 }, async () => build(await Identity.generate(), { type: "KEY_EVENT", reason: "x".repeat(200_000) })));
+  const long = new Map(made.map((packet) => [packet.authorId, packet]));
+  const asked: number[] = [];
+  const taken: number[] = [];
+  const source: KeySource = {
+    async *read(authors) {
+      const at = asked.push(authors.length) - 1;
+      for (const author of authors) {
+        const packet = long.get(author) as Packet;
+        for (let n = 0; n < 8; n++) {
+          taken[at] = (taken[at] ?? 0) + packet.sizeBytes;
+          yield { packet, receivedAt: 1 };
+        }
+      }
+    },
+    now: () => 0,
+  };
+  const ring = new KeyRing({}, 1024, 300);
+  const [first, ...others] = long.keys();
+  await new KeyFetcher(ring, source, 20).fetch(first as string, others, 0);
+  assert.deepEqual(asked.slice(0, 2), [50, 6]);
+  assert.ok(Math.max(...taken) <= 33 * 2 ** 20);
+});
+
 test("an author whose keys alone take too long holds up nobody", async () => {
   const author = await Identity.generate();
   const packet = await build(author, { type: "KEY_EVENT", reason: "x".repeat(40_000) });

@@ -6,7 +6,7 @@ import asyncio
 import os
 import ssl as ssl_module
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Self, Unpack
@@ -467,7 +467,7 @@ class PacketRelay:
     def _inspector(self, query: Query) -> Inspector:
         return Inspector(query, self._options, self._driver.statistics, self._ring)
 
-    async def _identity_packets(self, authors: tuple[str, ...]) -> AsyncIterator[tuple[Packet, int]]:
+    async def _identity_packets(self, authors: tuple[str, ...]) -> AsyncGenerator[tuple[Packet, int], None]:
         """Yield every identity packet the relay has of these authors (R-073), with signatures unchecked."""
         self._driver.check_open()
         self._driver.statistics.key_fetches += 1

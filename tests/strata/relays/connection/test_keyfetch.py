@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
@@ -150,7 +150,7 @@ async def test_authors_whose_keys_take_too_long_together_are_asked_for_apart():
     asked: list[int] = []
     nothing: list[Event] = []
 
-    async def read(authors: tuple[str, ...]) -> AsyncIterator[Event]:
+    async def read(authors: tuple[str, ...]) -> AsyncGenerator[Event, None]:
         asked.append(len(authors))
         if len(authors) > 10:
             await asyncio.Event().wait()  # their chains are too much for one request
@@ -175,7 +175,7 @@ async def test_an_author_whose_keys_alone_take_too_long_holds_up_nobody():
     long = packets.build(OLD, content, timestamp=START)
     arrived = [long]
 
-    async def read(authors: tuple[str, ...]) -> AsyncIterator[Event]:
+    async def read(authors: tuple[str, ...]) -> AsyncGenerator[Event, None]:
         for packet in arrived:
             yield packet, START
         await asyncio.Event().wait()
@@ -196,7 +196,7 @@ async def test_a_relay_that_takes_fewer_authors_at_once_is_asked_for_fewer():
     asked: list[int] = []
     nothing: list[Event] = []
 
-    async def read(authors: tuple[str, ...]) -> AsyncIterator[Event]:
+    async def read(authors: tuple[str, ...]) -> AsyncGenerator[Event, None]:
         asked.append(len(authors))
         await asyncio.sleep(0)
         if len(authors) > most:
@@ -217,6 +217,43 @@ async def test_a_relay_that_takes_fewer_authors_at_once_is_asked_for_fewer():
     with pytest.raises(strata.RequestRefused):
         await fetcher.fetch("author", [], since=math.inf)
     await fetcher.close()
+
+
+async def test_a_relay_that_sends_very_much_is_asked_about_fewer_authors_at_once():
+    """Else it could fill the memory of a reader with chains that are each just short enough."""
+    asked: list[int] = []
+    taken: list[int] = []
+    content = revoke_content("did:strata:x#keys-1", revoked_at=START, reason="x" * 200_000)
+    long = {
+        author.did: packets.build(author, content, timestamp=START)
+        for author in (Identity.from_seed(bytes([n]) * 32) for n in range(50))
+    }
+    closed: list[bool] = []
+
+    async def read(authors: tuple[str, ...]) -> AsyncGenerator[Event, None]:
+        asked.append(len(authors))
+        taken.append(0)
+        try:
+            for author in authors:
+                for _ in range(8):
+                    taken[-1] += long[author].size_bytes
+                    yield long[author], START
+        finally:
+            closed.append(True)
+
+    ring = KeyRing(Anchors(), max_authors=1000, refresh_interval=300)
+    fetcher = KeyFetcher(ring, read, timeout=20, name="keys")
+    last = list(long)[-1]
+    await fetcher.fetch(last, list(long)[:-1], since=0)
+    assert last in ring
+    assert asked[:2] == [50, 6] and len(closed) == len(asked)
+    assert max(taken) <= 33 * 2**20
+    await fetcher.close()
+
+
+def _received(fake):
+    while not fake.received.empty():
+        yield fake.received.get_nowait()
 
 
 async def test_two_subscriptions_share_what_is_known(extended):

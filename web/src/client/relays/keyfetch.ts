@@ -13,11 +13,16 @@ const FEWER = 8;
 
 const MAX_EVENTS = 2 * MAX_CHAIN_EVENTS;
 const MAX_BYTES = 8 * 2 ** 20;
+/** The most that is kept of one answer. If a relay sends more, it is asked about fewer authors at a time. */
+const MOST_BYTES = 4 * MAX_BYTES;
 /**
  * If this much of one author has arrived when the time is over, the author has too much for this connection: all
  * packets of the author fail, because those behind them must not wait for ever.
  */
 const LONG_BYTES = 64 * 1024;
+
+/** The answer about several authors is too long to be kept. */
+class TooMuch extends Error {}
 
 interface Question {
   readonly askedAt: number;
@@ -101,8 +106,9 @@ export class KeyFetcher {
         for (const [, wish] of batch) wish.resolve();
       } catch (error) {
         const isRefused = error instanceof RequestRefused && error.retryAfter === undefined;
-        if (isRefused || error instanceof RequestTimeout) this.most = Math.max(1, Math.floor(batch.length / FEWER));
-        if (isRefused && batch.length > 1) {
+        const isTooMuch = error instanceof TooMuch;
+        if (isRefused || isTooMuch || error instanceof RequestTimeout) this.most = Math.max(1, Math.floor(batch.length / FEWER));
+        if ((isRefused || isTooMuch) && batch.length > 1) {
           this.askAgain(batch); // a relay may take fewer authors at once
           continue;
         }
@@ -130,13 +136,18 @@ export class KeyFetcher {
     const sizes = new Map(authors.map((author) => [author, 0]));
     const late = new AbortController();
     const timer = after(this.timeout, () => late.abort());
+    let kept = 0;
     try {
       for await (const event of this.source.read(authors, late.signal)) {
         const author = event.packet.authorId;
         const size = (sizes.get(author) ?? 0) + event.packet.sizeBytes;
         sizes.set(author, size);
         const found = events.get(author);
-        if (found !== undefined && size <= MAX_BYTES && found.length <= MAX_EVENTS) found.push(event);
+        if (found !== undefined && size <= MAX_BYTES && found.length <= MAX_EVENTS) {
+          found.push(event);
+          kept += event.packet.sizeBytes;
+        }
+        if (kept > MOST_BYTES && authors.length > 1) throw new TooMuch();
       }
     } finally {
       clearTimeout(timer);

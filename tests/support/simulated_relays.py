@@ -58,6 +58,9 @@ class Character:
     """Is killed right after sending an OK, and is back some seconds later."""
     stalls: float = 0.0
     """Answers after every deadline has passed."""
+    endless: str = ""
+    """How it answers every question about what is stored: "pages", one empty page after the other, or
+    "silence". It answers pings."""
     cuts: float = 0.0
     """Breaks its connections in the middle of an answer."""
     unmarked: float = 0.0
@@ -66,7 +69,7 @@ class Character:
 
 MARKED = Announced(frozenset({"history_marker", "packet_ids", "received_range"}))
 UNMARKED = Announced(frozenset({"packet_ids", "received_range"}))
-STALL, IDLE_TIMEOUT = 120.0, 3.0
+STALL, IDLE_TIMEOUT, HISTORY_TIMEOUT = 120.0, 3.0, 30.0
 """The duration of a stalled answer, and the silence that ends an unmarked answer."""
 
 
@@ -298,6 +301,11 @@ class SimStream:
                 self._epoch = epoch
                 if server.epoch != epoch:
                     continue
+            if server.character.endless and not query.live and query.until != 0:
+                await asyncio.sleep(HISTORY_TIMEOUT)
+                if server.character.endless == "silence":
+                    raise RequestTimeout("SUBSCRIBE", HISTORY_TIMEOUT)
+                continue
             end = len(server.log) if self._end is None else self._end
             if self._next >= end or self._given == query.limit:
                 if not query.live:

@@ -7,9 +7,17 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 
-from strata.protocol.errors import ConnectionFailed, MissingCapability, RequestRefused, StrataError
+from strata.protocol.errors import (
+    Closed,
+    ConnectionFailed,
+    MissingCapability,
+    RequestRefused,
+    RequestTimeout,
+    StrataError,
+)
 from strata.relays.conduct import Aspect
 from strata.relays.connection.dialing import shown
 from strata.relays.connection.values import (
@@ -32,6 +40,8 @@ _log = logging.getLogger("strata.pool")
 
 _MEASURED_PACKETS = 50
 """A relay's throughput is not measured on fewer packets than this."""
+_MOST_FAILURES = 3
+"""How often one relay may fail to come to the end of a query that ends."""
 _HOUR = 3600
 
 
@@ -84,6 +94,8 @@ class Reading:
         self._done: set[str] = set()
         """For a query that ends: relays that have sent everything."""
         self._refused: dict[str, StrataError] = {}
+        self._failures: Counter[str] = Counter()
+        """For a query that ends: how often each relay has failed to come to an end."""
         self._lost: dict[str, Position | None] = {}
         """Readers that ended without a successor, and the position of each."""
         self.arrived = asyncio.Event()
@@ -225,14 +237,38 @@ class Reading:
             return
         try:
             async with relay.subscribe(**self._request(url, start, live=self.query.live)) as stream:
-                async for delivery in stream:
+                while (delivery := await self._next(aiter(stream))) is not None:
                     self._offer(url, delivery, in_stream=True)
                     await self._wait_for_room()
             self._done.add(url)
         except (RequestRefused, MissingCapability) as refusal:
             self._refused[url] = refusal
-        except StrataError:
+        except StrataError as error:
             self._lost[url] = self.merging.positions.get(url)
+            if not self.query.live and not isinstance(error, Closed):
+                self._failures[url] += 1
+                if self._failures[url] >= _MOST_FAILURES:
+                    self._refused[url] = error
+
+    async def _next(self, stream: AsyncIterator[Delivery]) -> Delivery | None:
+        """The next packet of a stream; None at its end.
+
+        A relay may make up pages without end. So if nothing comes for long, although another relay has come
+        to the end of the query, this raises `RequestTimeout`.
+        """
+        if self.query.live:
+            return await anext(stream, None)
+        coming = asyncio.ensure_future(_first_of(stream))
+        try:
+            while not coming.done():
+                await asyncio.wait({coming}, timeout=self._options.request_timeout)
+                if not coming.done() and self._done:
+                    raise RequestTimeout("the rest of the history", self._options.request_timeout)
+            return coming.result()
+        finally:
+            if not coming.done():
+                coming.cancel()
+                await asyncio.wait({coming})
 
     def _offer(self, url: str, delivery: Delivery, *, in_stream: bool) -> bool:
         """Merge a packet; true if it is the first copy. No await here, so no packet of a stream is lost."""
@@ -288,7 +324,8 @@ class Reading:
 
         The cause of the refusal may no longer exist.
         """
-        self._refused.pop(url, None)
+        if self._failures[url] < _MOST_FAILURES:
+            self._refused.pop(url, None)
         self._hasten_sweep(url)
 
     def _hasten_sweep(self, url: str) -> None:
@@ -369,3 +406,7 @@ class Reading:
             "live": live,
             "on_log_reset": functools.partial(self._log_was_reset, url),
         }
+
+
+async def _first_of(stream: AsyncIterator[Delivery]) -> Delivery | None:
+    return await anext(stream, None)

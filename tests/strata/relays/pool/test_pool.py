@@ -1019,3 +1019,31 @@ def test_what_was_not_handed_on_comes_in_the_next_session(limit):
         assert set(seen) == {packet(n).packet_id for n in range(10)}
 
     run_virtually(scenario())
+
+
+@pytest.mark.parametrize("endless", ["pages", "silence"])
+@pytest.mark.parametrize("readers", [2, 3])
+def test_a_relay_whose_history_never_ends_holds_up_nobody_who_reads_from_others(endless, readers):
+    async def scenario() -> None:
+        world = World(5, Character(endless=endless), Character(), Character())
+        for n in range(10):
+            for name in "abc":
+                world[name].store(packet(n))
+        async with world.pool(replace(QUIET, readers=readers)) as pool:
+            await until(lambda: all(world[name].clients for name in "abc"))
+            async with asyncio.timeout(300):
+                seen = [d.packet.packet_id async for d in pool.fetch()]
+        assert sorted(seen) == sorted(packet(n).packet_id for n in range(10))
+
+    run_virtually(scenario())
+
+
+def test_if_no_relay_ends_its_history_the_reader_hears_of_it():
+    async def scenario() -> None:
+        world = World(5, *[Character(endless="silence")] * 3)
+        async with world.pool(QUIET) as pool:
+            async with asyncio.timeout(600):
+                with pytest.raises(RequestTimeout):
+                    [d async for d in pool.fetch()]
+
+    run_virtually(scenario())

@@ -247,6 +247,11 @@ class SimConnection:
     async def find(
         self, packet_ids: Iterable[str], *, types: Iterable[str] | str = (), since: int | None = None
     ) -> AsyncGenerator[Delivery, None]:
+        if self.server.character.endless == "silence":
+            await asyncio.sleep(HISTORY_TIMEOUT)
+            raise RequestTimeout("SUBSCRIBE", HISTORY_TIMEOUT)
+        if self.server.character.endless:
+            await asyncio.Event().wait()
         for stored, received_at in self.server.log:
             if stored.packet_id in packet_ids:
                 await asyncio.sleep(self.server.character.latency)

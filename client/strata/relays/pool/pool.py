@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -53,6 +54,10 @@ _HOUSEKEEPING_GAP = 0.02
 _SHIELDED_CONNECTIONS = 3
 _COMPANY_SECONDS = 0.5
 _HEAD_TIMEOUT = 2.0
+_BY_ID = frozenset({"packet_ids", "http_packets"})
+"""The extensions of relays that look packets up by their ids; others search their history."""
+_SEARCHES = 10
+"""How many times as long a search may bring nothing."""
 
 
 class PacketPool:
@@ -343,8 +348,10 @@ class PacketPool:
     ) -> AsyncGenerator[Delivery, None]:
         """Yield those of these packets that any connected relay has, each once, in any order (C-285).
 
-        Asks one relay after another, for the packets that earlier ones did not have. Raises the last relay's
-        error if no relay could answer, `ConnectionFailed` if no relay is connected, and `Closed`.
+        Asks one relay after another, for the packets that earlier ones did not have. A relay that brings none
+        for `PoolOptions.request_timeout` is left, or for ten times as long if it has to search its history.
+        Raises the last relay's error if no relay could answer, `ConnectionFailed` if no relay is connected,
+        and `Closed`.
         """
         self._check_open()
         wanted = dict.fromkeys(texts("packet_ids", packet_ids))
@@ -352,16 +359,28 @@ class PacketPool:
         for relay in self._connections():
             if not wanted:
                 return
+            found = relay.find(tuple(wanted), types=types, since=since)
             try:
-                async for delivery in relay.find(tuple(wanted), types=types, since=since):
-                    if delivery.packet.packet_id in wanted:
-                        del wanted[delivery.packet.packet_id]
-                        yield delivery
+                async with contextlib.aclosing(found):
+                    while (delivery := await self._next_found(relay, found)) is not None:
+                        if delivery.packet.packet_id in wanted:
+                            del wanted[delivery.packet.packet_id]
+                            yield delivery
                 answered = True
             except (StrataError, OSError) as error:
                 failure = error
         if wanted and not answered:
             raise failure or ConnectionFailed("none of the pool's relays is connected")
+
+    async def _next_found(self, relay: PoolRelay, found: AsyncGenerator[Delivery, None]) -> Delivery | None:
+        """The next packet that a relay has; None at the end. Raises `RequestTimeout` after a long silence."""
+        extensions = frozenset() if relay.announced is None else relay.announced.extensions
+        patience = self._options.request_timeout * (1 if _BY_ID & extensions else _SEARCHES)
+        try:
+            async with asyncio.timeout(patience):
+                return await anext(found, None)
+        except TimeoutError:
+            raise RequestTimeout("the search for packets", patience) from None
 
     async def _is_genuine(self, packet: Packet) -> bool:
         """Whether its author signed a packet that came inside another one: see `PacketRelay._is_genuine`.

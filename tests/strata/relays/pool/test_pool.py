@@ -1047,3 +1047,17 @@ def test_if_no_relay_ends_its_history_the_reader_hears_of_it():
                     [d async for d in pool.fetch()]
 
     run_virtually(scenario())
+
+
+@pytest.mark.parametrize("endless", ["pages", "silence"])
+def test_a_relay_that_never_comes_to_an_end_hides_no_packet_that_another_has(endless):
+    async def scenario() -> None:
+        world = World(5, Character(endless=endless), Character())
+        world["b"].store(packet(1))
+        async with world.pool(QUIET) as pool:
+            await until(lambda: all(world[name].clients for name in "ab"))
+            async with asyncio.timeout(120):
+                found = [d.packet async for d in pool.find([packet(1).packet_id, packet(2).packet_id])]
+        assert found == [packet(1)]
+
+    run_virtually(scenario())

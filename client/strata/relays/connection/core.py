@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, assert_never
 
 from strata.protocol import wire
@@ -23,7 +23,7 @@ from strata.relays.connection.authenticating import Authenticating, AuthState
 from strata.relays.connection.options import Options
 from strata.relays.connection.publishing import Handle, Publishing, PublishSettled
 from strata.relays.connection.stream import Phase, Stream
-from strata.relays.connection.values import Announced, Authenticated, Query, Statistics
+from strata.relays.connection.values import LONGEST_NAME, Announced, Authenticated, Query, Statistics
 
 __all__ = ["AuthenticationSettled", "Change", "Core", "ShortChallenge"]
 
@@ -45,10 +45,7 @@ class ShortChallenge:
 Change = PublishSettled | Stream | AuthenticationSettled | ShortChallenge
 """A publish that ended, a subscription that has events to take or has ended, or news of authentication."""
 
-_MOST_EXTENSIONS: Final = 256
 _MOST_CODES: Final = 256
-_LONGEST_NAME: Final = 128
-"""The longest name of an extension or code that is accepted, in characters; no real one is longer."""
 
 
 class Core:
@@ -361,7 +358,7 @@ class Core:
     def _count_refusal(self, code: str) -> None:
         """Count a refusal under its code. The codes are bounded, because a hostile relay may invent them."""
         refusals = self.statistics.refusals
-        if code not in refusals and (len(refusals) >= _MOST_CODES or len(code) > _LONGEST_NAME):
+        if code not in refusals and (len(refusals) >= _MOST_CODES or len(code) > LONGEST_NAME):
             code = "other"
         refusals[code] = refusals.get(code, 0) + 1
 
@@ -369,11 +366,7 @@ class Core:
         """Note extensions announced on the connection (R-139). Open streams use them from their next
         SUBSCRIBE on."""
         if extensions and self.announced is not None:
-            named = frozenset(name for name in extensions if len(name) <= _LONGEST_NAME)
-            known = self.announced.extensions | named
-            if len(known) > _MOST_EXTENSIONS:  # a hostile relay may keep inventing names
-                return
-            self.announced = replace(self.announced, extensions=known)
+            self.announced = self.announced.learnt(extensions)
             for stream in self._streams:
                 stream.learn(self.announced)
 

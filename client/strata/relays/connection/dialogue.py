@@ -24,10 +24,13 @@ from strata.protocol.errors import ConnectionFailed, RequestRefused
 from strata.protocol.ids import Signer
 from strata.relays.connection.dialing import check_url, describe, dial, hang_up, tls_context
 from strata.relays.connection.options import Options
+from strata.relays.connection.values import Announced
 
 __all__ = ["Dialogue"]
 
 _CLOSE_SECONDS: Final = 5.0
+_MOST_CHALLENGES: Final = 3
+"""The challenges that are answered: a relay may send a fresh one with a refusal, but not for ever."""
 _AUTH: Final = "auth"
 _AUTH_OR_NONE: Final = (_AUTH, None)
 """What an answer to AUTH may name: a plain relay need not echo `client_msg_id` (R-136)."""
@@ -55,8 +58,7 @@ class Dialogue:
         check_url(url)
         self.granted: tuple[str, ...] = ()
         """The capabilities that the relay has granted this session."""
-        self.extensions: frozenset[str] = frozenset()
-        """The extensions that the relay announces."""
+        self._announced = Announced()
         self._url = url
         self._signer = signer
         self._relay_id = relay_id
@@ -74,8 +76,7 @@ class Dialogue:
         """
         try:
             async with asyncio.timeout(self._timeout):
-                self._socket, announced = await dial(self._url, ssl=self._ssl, options=Options())
-                self.extensions = announced.extensions
+                self._socket, self._announced = await dial(self._url, ssl=self._ssl, options=Options())
                 await self._authenticate(self._socket)
         except (OSError, TimeoutError, WebSocketException) as error:
             await self._close()
@@ -90,12 +91,21 @@ class Dialogue:
     ) -> None:
         await self._close()
 
+    @property
+    def extensions(self) -> frozenset[str]:
+        """The extensions that the relay announces."""
+        return self._announced.extensions
+
     async def _authenticate(self, socket: ClientConnection) -> None:
+        challenges = 0
         while True:
             message = wire.decode_relay_message(await socket.recv())
             if isinstance(message, wire.AuthChallenge):
+                challenges += 1
+                if challenges > _MOST_CHALLENGES:
+                    raise ConnectionFailed("the relay challenges again and again")
                 check_challenge(message, expected_server_id=self._relay_id)
-                self.extensions |= frozenset(message.extensions or ())
+                self._announced = self._announced.learnt(message.extensions or ())
                 answer = answer_challenge(
                     message, self._signer, capabilities=self._capabilities, client_msg_id=_AUTH
                 )
@@ -106,7 +116,7 @@ class Dialogue:
                 if message.author_id != self._signer.did:
                     continue  # another identity's session is not ours
                 self.granted = tuple(message.capabilities or ())
-                self.extensions |= frozenset(message.extensions or ())
+                self._announced = self._announced.learnt(message.extensions or ())
                 return
 
     def _name(self) -> str:

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypedDict
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, Self, TypedDict
 
 from strata.protocol import wire
 from strata.protocol.fields import is_content_id
@@ -14,6 +14,7 @@ from strata.protocol.packets import DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_S
 from strata.relays.arguments import check_authors, check_text, check_whole, texts
 
 __all__ = [
+    "LONGEST_NAME",
     "RESUME_MARGIN_SECONDS",
     "Announced",
     "Authenticated",
@@ -86,6 +87,11 @@ class LogReset:
     """If `cursor` is None, reading continues with packets of this time on, in Unix seconds."""
 
 
+_MOST_EXTENSIONS: Final = 256
+LONGEST_NAME: Final = 128
+"""The longest name of an extension or code that is accepted, in characters; no real one is longer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Announced:
     """What a relay says about itself on a connection. The default is a plain RFC-0004 relay."""
@@ -94,6 +100,12 @@ class Announced:
     max_packet_bytes: int | None = None
     relay_id: str | None = None
     """The DID in the relay's manifest. It proves nothing (R-346): AUTH is checked against the pin."""
+
+    def learnt(self, extensions: Iterable[str]) -> Announced:
+        """This with more extensions, unless there are too many: a hostile relay may keep inventing names."""
+        named = frozenset(name for name in extensions if len(name) <= LONGEST_NAME)
+        known = self.extensions | named
+        return self if len(known) > _MOST_EXTENSIONS else replace(self, extensions=known)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from strata.protocol import wire
-from strata.protocol.errors import ErrorCode, RequestRefused
+from strata.protocol.errors import ConnectionFailed, ErrorCode, RequestRefused
 from strata.protocol.ids import Identity
 from strata.relays.connection.dialogue import Dialogue
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
 
 from tests.support.made_packets import new_identity
 
@@ -22,14 +26,22 @@ ME = new_identity()
 
 
 @asynccontextmanager
-async def answering(answers: Callable[[wire.Auth], list[wire.RelayMessage]]) -> AsyncIterator[str]:
-    """The URL of a relay that sends a challenge, and then these messages after an AUTH."""
+async def answering(answers: Callable[[wire.Auth], list[wire.RelayMessage]] | None) -> AsyncIterator[str]:
+    """The URL of a relay that sends a challenge, and then these messages after an AUTH; or only challenges,
+    each with extensions of its own."""
 
     async def session(socket: ServerConnection) -> None:
         text = base64.b64encode(secrets.token_bytes(32)).decode()
         expires_at = int(time.time()) + 120
         challenge = wire.AuthChallenge(challenge=text, server_id=RELAY.did, expires_at=expires_at)
         await socket.send(wire.encode(challenge).decode())
+        if answers is None:
+            with contextlib.suppress(ConnectionClosed):
+                for number in itertools.count():
+                    names = [f"{number} {each}" for each in range(100)]
+                    again = msgspec.structs.replace(challenge, extensions=names)
+                    await socket.send(wire.encode(again).decode())
+            return
         message = wire.decode_client_message(await socket.recv(decode=False))
         assert isinstance(message, wire.Auth)
         for answer in answers(message):
@@ -66,3 +78,11 @@ async def test_the_session_of_another_identity_is_not_taken():
 
     async with answering(answer) as url, dialogue(url) as session:
         assert session.granted == ("moderate",)
+
+
+async def test_a_relay_that_challenges_for_ever_is_left_with_what_it_has_made_up():
+    async with answering(None) as url:
+        session = dialogue(url)
+        with pytest.raises(ConnectionFailed, match="again and again"):
+            await session.__aenter__()
+    assert len(session.extensions) <= 256

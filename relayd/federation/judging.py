@@ -236,8 +236,10 @@ class Judging:
         verdicts = dict.fromkeys(authors, frozenset[KeyVerdict]())
 
         async def take(event: QueuedEvent) -> None:
+            author = author_of(event)
+            if author not in authors:
+                return  # nobody asked for it, and a peer may send any number of authors
             verdict = await self._take_key(event)
-            author = author_of(event) or ""
             verdicts[author] = verdicts.get(author, frozenset()) | {verdict}
 
         is_whole, is_alone = await self.asking.keys_of(authors, take), len(authors) == 1

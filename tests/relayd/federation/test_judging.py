@@ -238,3 +238,26 @@ def test_what_is_refused_before_it_is_read_is_remembered_by_its_own_word(raw, sk
     link.judging.submit(intake, intake.add(raw, NOW, "c"))
     link.judging.publish_refused(link.submitted[0], TOO_LARGE)
     assert link.skipped == skipped and link.told == ["skipped"]
+
+
+async def test_keys_of_authors_that_nobody_asked_for_are_not_judged():
+    """A peer may answer with any number of them."""
+    link, taken = MadeLink(), 0
+
+    class Strangers(Keys):
+        async def keys_of(
+            self, authors: tuple[str, ...], take: Callable[[QueuedEvent], Awaitable[None]]
+        ) -> bool:
+            nonlocal taken
+            for number in range(1000):
+                body = b'{"author_id":"did:strata:stranger%d"}' % number
+                await take(QueuedEvent(Raw(body), NOW, None, None))
+                taken += 1
+            return True
+
+    link.judging.asking = cast(Any, Strangers())
+    intake = Intake(None)
+    link.judging.submit(intake, intake.add(PACKET.canonical, NOW, "c"))
+    link.judging.publish_refused(await next_request(link, 0), NOT_THE_AUTHORS)
+    assert (await next_request(link, 1)).raw == PACKET.canonical
+    assert taken == 1000 and len(link.submitted) == 2

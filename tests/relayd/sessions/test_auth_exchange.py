@@ -47,7 +47,7 @@ class SlowIdentities:
         self.asked: list[str] = []
         self.places: list[object] = []
 
-    async def resolve(self, did: str, worked: Callable[[float], None], place: object) -> Any:
+    async def resolve(self, did: str, worked: Callable[[float], None], place: object, payer: object) -> Any:
         self.asked.append(did)
         self.places.append(place)
         answer = await self.answers.get()
@@ -268,7 +268,7 @@ async def test_a_chain_that_must_be_read_first_is_waited_for_and_a_lost_database
         def chain(self, did: str) -> None:
             return None
 
-        async def resolve(self, did: str, worked: Callable[[float], None]) -> Any:
+        async def resolve(self, did: str, worked: Callable[[float], None], **_: object) -> Any:
             answer = answers.pop(0)
             worked(5.0)
             if isinstance(answer, Exception):
@@ -463,7 +463,7 @@ async def test_keys_that_come_late_do_not_judge_who_has_authenticated_anew_meanw
         def chain(self, did: str) -> None:
             return None
 
-        async def resolve(self, did: str, worked: Any, place: Any) -> Any:
+        async def resolve(self, did: str, *_: Any, **__: Any) -> Any:
             return await answers[did].get()
 
     rig.challenge = await fresh_challenge(rig)

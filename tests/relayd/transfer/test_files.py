@@ -69,7 +69,9 @@ class MemoryStore:
         found = [entry.packet for entry in self.log if entry.packet.content_type == type_]
         return AuthorsPage({packet.author_id for packet in found}, None)
 
-    async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]:
+    async def packets_of(
+        self, authors: Sequence[str], types: Iterable[str], **_: object
+    ) -> list[StoredPacket]:
         wanted = set(types)
         return [
             StoredPacket(entry.sequence, entry.received_at, entry.packet.body)

@@ -240,7 +240,7 @@ class Judging:
             if author not in authors:
                 return  # nobody asked for it, and a peer may send any number of authors
             verdict = await self._take_key(event)
-            verdicts[author] = verdicts.get(author, frozenset()) | {verdict}
+            verdicts[author] |= {verdict}
 
         is_whole, is_alone = await self.asking.keys_of(authors, take), len(authors) == 1
         return is_whole, {author: KeyAnswer(is_whole, is_alone, verdicts[author]) for author in authors}

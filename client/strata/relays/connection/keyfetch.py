@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, Callable, Collection
-from dataclasses import dataclass
 
 from strata.protocol.errors import RequestRefused, RequestTimeout
 from strata.protocol.keys import MAX_CHAIN_EVENTS
@@ -36,14 +34,6 @@ _EVENTS_AT_ONCE = 16
 
 class _TooMuch(Exception):
     """The answer about several authors is too long to be kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """One author's part in a request to the relay: when the request was made, and its outcome."""
-
-    asked_at: float
-    answered: asyncio.Future[None]
 
 
 class KeyFetcher:
@@ -107,60 +97,20 @@ class KeyFetcher:
 
     async def _put(self, authors: tuple[str, ...]) -> Answers[None]:
         try:
-            while self._wanted:
-                batch = tuple(self._wanted)[: self._most]
-                asked_at = asyncio.get_running_loop().time()
-                self._asking = {did: _Question(asked_at, self._wanted.pop(did)) for did in batch}
-                try:
-                    await self._ask(batch, asked_at)
-                except TimeoutError:
-                    self._most = max(1, len(batch) // _FEWER)
-                    self._answer(RequestTimeout("the question for authors' keys", self._timeout))
-                except _TooMuch:
-                    self._ask_for_fewer()
-                except RequestRefused as refusal:
-                    self._refused(refusal)
-                except StrataError as error:
-                    self._answer(error)
-                else:
-                    self._most = min(2 * self._most, MAX_AUTHORS)
-                    self._answer(None)
-        finally:
-            self._end()
+            await self._ask(authors)
+        except TimeoutError:
+            late = RequestTimeout("the question for authors' keys", self._timeout)
+            return False, dict.fromkeys(authors, late)
+        except _TooMuch:
+            return False, {}
+        except RequestRefused as refusal:
+            if len(authors) == 1 or refusal.retry_after is not None:
+                raise
+            return False, {}  # a relay may take fewer authors at once
+        return True, dict.fromkeys(authors, None)
 
-    def _refused(self, refusal: RequestRefused) -> None:
-        """Ask for fewer authors, since a relay may take fewer at once; if there is one only, that is all."""
-        if len(self._asking) == 1 or refusal.retry_after is not None:
-            self._answer(refusal)
-        else:
-            self._ask_for_fewer()
-
-    def _ask_for_fewer(self) -> None:
-        self._most = max(1, len(self._asking) // _FEWER)
-        again = {author: question.answered for author, question in self._asking.items()}
-        for author in again.keys() & self._wanted.keys():
-            _follow(self._wanted[author], again[author])
-        self._asking, self._wanted = {}, again | self._wanted  # in this order, with the latest futures
-
-    def _end(self) -> None:
-        """Fail every waiting call: no answer will come."""
-        self._answer(Closed("the relay connection was closed"))
-        for answered in self._wanted.values():
-            answered.set_exception(Closed("the relay connection was closed"))
-        self._wanted.clear()
-
-    def _answer(self, failure: StrataError | None) -> None:
-        """Report the outcome of the current request to the calls that wait for it."""
-        for question in self._asking.values():
-            if failure is None:
-                question.answered.set_result(None)
-            else:
-                question.answered.set_exception(failure)
-        if failure is not None and self._asking:
-            _log.debug("keys of %d authors could not be had: %s", len(self._asking), failure)
-        self._asking = {}
-
-    async def _ask(self, authors: tuple[str, ...], asked_at: float) -> None:
+    async def _ask(self, authors: tuple[str, ...]) -> None:
+        asked_at = asyncio.get_running_loop().time()
         events: dict[str, list[Event]] = {author: [] for author in authors}
         sizes = dict.fromkeys(authors, 0)
         kept = 0

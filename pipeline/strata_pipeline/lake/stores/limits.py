@@ -22,6 +22,8 @@ __all__ = [
     "check_size",
 ]
 
+NOTE_BYTES: Final = 2**23
+"""For the note of what was searched: 90,000 days, with 90 bytes for each."""
 BATCH_LISTING_BYTES: Final = 2**26
 """For the listing of a batch: 180,000 objects, with 370 bytes for each."""
 DAY_RECORD_BYTES: Final = 2**29

@@ -251,11 +251,6 @@ async def test_a_relay_that_sends_very_much_is_asked_about_fewer_authors_at_once
     await fetcher.close()
 
 
-def _received(fake):
-    while not fake.received.empty():
-        yield fake.received.get_nowait()
-
-
 async def test_two_subscriptions_share_what_is_known(extended):
     await extended.append(rotation(), post(NEW, 1))
     async with connect(extended.url, options=FAST) as relay:

@@ -20,7 +20,7 @@ from strata.protocol import wire
 from strata.protocol.packets import Packet
 from strata.relays.connection import Options
 
-from tests.support.relays import START
+from tests.support.relays import START, take
 
 FAST = Options(
     backoff_base=0.001,

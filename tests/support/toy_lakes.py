@@ -242,13 +242,14 @@ def content_of(place: Path | str) -> bytes:
     """A hash over the names and bytes of all files of a lake, or of all its objects."""
     content = blake3()
     if isinstance(place, Path):
-        files = {str(path.relative_to(place)): path for path in sorted(place.rglob("*"))}
-        every = ((name, path.read_bytes() if path.is_file() else b"") for name, path in files.items())
+        paths = sorted(place.rglob("*"))
+        names = [str(path.relative_to(place)) for path in paths]
+        contents = [path.read_bytes() if path.is_file() else b"" for path in paths]
     else:
         store = ObjectStore.at(place)
         names = sorted(store.keys(""))
-        every = zip(names, store.get_all(names), strict=True)
-    for name, found in every:
+        contents = list(store.get_all(names))
+    for name, found in zip(names, contents, strict=True):
         content.update(f"{name}\n".encode() + blake3(found).digest())
     return content.digest()
 

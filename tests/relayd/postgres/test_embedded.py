@@ -500,12 +500,12 @@ async def test_a_server_that_recovers_takes_as_long_as_it_goes_on(new_dir, monke
     cluster.mkdir()
     (cluster / "PG_VERSION").write_text("18\n")
     server = programs / "postgres"
-    server.write_text("#!/bin/sh\nfor n in $(seq 20); do echo redo $n; sleep 0.1; done; echo redone\n")
+    server.write_text("#!/bin/sh\nfor n in $(seq 20); do echo redo $n; sleep 0.3; done; echo redone\n")
     server.chmod(0o755)
     monkeypatch.setattr(embedded, "find_binaries", lambda owner: programs)
     monkeypatch.setattr(embedded, "server_owner", lambda folder: None)
     with pytest.raises(EmbeddedPostgresError, match=r"did not start; .*redone"):
-        await EmbeddedPostgres(new_dir, start_timeout=1.0).start()
+        await EmbeddedPostgres(new_dir, start_timeout=4.0).start()
     server.write_text("#!/bin/sh\necho starts\nexec sleep 60\n")
     with pytest.raises(EmbeddedPostgresError, match="did not start in time"):
         await EmbeddedPostgres(new_dir, start_timeout=0.3).start()

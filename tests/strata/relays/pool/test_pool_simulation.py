@@ -102,8 +102,9 @@ async def one_run(seed: int) -> bool:
         assert was_blacklisted or writing.statistics.presence_missing <= 5
         for thought in thoughts:
             assert all(thought[url] is not Standing.BLACKLISTED for url in thought if url != liar_url)
-        # If the slow relay's answers do not come, the check may end before it has seen the packet.
-        assert writing.statistics.presence_given_up == 0 or slow.stalls or slow.unmarked
+        # If the slow relay's answers do not come in time, the check may end before it has seen the packet.
+        too_slow = slow.stalls or slow.unmarked or slow.latency > 3
+        assert writing.statistics.presence_given_up == 0 or too_slow
     assert all(relay.clients == 0 for relay in world.relays.values())
     assert asyncio.all_tasks() == {asyncio.current_task()}
     return was_blacklisted

@@ -15,7 +15,6 @@ from strata.protocol.errors import (
     ConnectionFailed,
     MissingCapability,
     RequestRefused,
-    RequestTimeout,
     StrataError,
 )
 from strata.relays.conduct import Aspect
@@ -30,6 +29,7 @@ from strata.relays.connection.values import (
 from strata.relays.pool.merging import Merging
 from strata.relays.pool.older_ids import OlderIdsOnDisk
 from strata.relays.pool.options import PoolOptions
+from strata.relays.pool.patience import Patience
 from strata.relays.pool.relays import Relays
 from strata.relays.pool.sweeping import Start, Sweeps, start_after
 from strata.relays.pool.values import Position
@@ -237,9 +237,7 @@ class Reading:
             return
         try:
             async with relay.subscribe(**self._request(url, start, live=self.query.live)) as stream:
-                while (delivery := await self._next(aiter(stream))) is not None:
-                    self._offer(url, delivery, in_stream=True)
-                    await self._wait_for_room()
+                await self._hear(url, stream)
             self._done.add(url)
         except (RequestRefused, MissingCapability) as refusal:
             self._refused[url] = refusal
@@ -250,25 +248,22 @@ class Reading:
                 if self._failures[url] >= _MOST_FAILURES:
                     self._refused[url] = error
 
-    async def _next(self, stream: AsyncIterator[Delivery]) -> Delivery | None:
-        """The next packet of a stream; None at its end.
+    async def _hear(self, url: str, stream: AsyncIterator[Delivery]) -> None:
+        """Merge what a stream brings, until it ends.
 
-        A relay may make up pages without end. So if nothing comes for long, although another relay has come
-        to the end of the query, this raises `RequestTimeout`.
+        A relay may make up pages without end. So if a query that ends hears nothing for long from this one,
+        although another has come to the end, this raises `RequestTimeout`.
         """
-        if self.query.live:
-            return await anext(stream, None)
-        coming = asyncio.ensure_future(_first_of(stream))
-        try:
-            while not coming.done():
-                await asyncio.wait({coming}, timeout=self._options.request_timeout)
-                if not coming.done() and self._done:
-                    raise RequestTimeout("the rest of the history", self._options.request_timeout)
-            return coming.result()
-        finally:
-            if not coming.done():
-                coming.cancel()
-                await asyncio.wait({coming})
+
+        def may_end() -> bool:
+            return bool(self._done) and not self.query.live
+
+        async with Patience(self._options.request_timeout, may_end, "the rest of the history") as patience:
+            async for delivery in stream:
+                patience.heard()
+                self._offer(url, delivery, in_stream=True)
+                await self._wait_for_room()
+                patience.wait()
 
     def _offer(self, url: str, delivery: Delivery, *, in_stream: bool) -> bool:
         """Merge a packet; true if it is the first copy. No await here, so no packet of a stream is lost."""
@@ -406,7 +401,3 @@ class Reading:
             "live": live,
             "on_log_reset": functools.partial(self._log_was_reset, url),
         }
-
-
-async def _first_of(stream: AsyncIterator[Delivery]) -> Delivery | None:
-    return await anext(stream, None)

@@ -1,0 +1,61 @@
+"""How long a reader waits for a relay that brings nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from strata.protocol.errors import RequestTimeout
+
+__all__ = ["Patience"]
+
+
+class Patience:
+    """Ends what stands inside it with `RequestTimeout` if nothing was heard for `seconds` and it `may_end`.
+
+    Being heard costs no more than setting a number: whether it was long ago is looked up now and then, so the
+    end may come after twice the time.
+    """
+
+    def __init__(self, seconds: float, may_end: Callable[[], bool], what: str) -> None:
+        self._seconds = seconds
+        self._may_end = may_end
+        self._what = what
+        self._since = math.inf
+        self._limit = asyncio.timeout(None)
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        await self._limit.__aenter__()
+        self.wait()
+        self._look()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise RequestTimeout(self._what, self._seconds) from None
+
+    def wait(self) -> None:
+        """What is waited for is expected from now on."""
+        self._since = self._loop.time()
+
+    def heard(self) -> None:
+        """Something has come: until `wait`, nothing is expected."""
+        self._since = math.inf
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if now - self._since >= self._seconds and self._may_end():
+            self._limit.reschedule(now)
+        else:
+            self._timer = self._loop.call_later(self._seconds, self._look)

@@ -123,7 +123,7 @@ vectors: $(DEV) ## Write what the Python and the TypeScript client must agree on
 
 deploy-test: ## Check the alert rules (needs promtool)
 	promtool check config deploy/prometheus/prometheus.yml deploy/prometheus/prometheus-tls.yml
-	promtool test rules deploy/prometheus/alerts_test.yml deploy/prometheus/pipeline_alerts_test.yml
+	cd deploy/prometheus && promtool test rules alerts_test.yml slow_alerts_test.yml pipeline_alerts_test.yml
 
 # Every lock takes the versions of the largest, so that stages can share .venv.
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

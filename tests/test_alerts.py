@@ -33,9 +33,9 @@ def test_each_alert_has_a_runbook_that_its_url_opens():
 
 
 def test_each_alert_is_seen_to_fire():
-    for rules in ("alerts", "pipeline_alerts"):
+    for rules, ways in (("alerts", ["alerts", "slow_alerts"]), ("pipeline_alerts", ["pipeline_alerts"])):
         names = re.findall(r"^      - alert: (\w+)$", (PROMETHEUS / f"{rules}.yml").read_text(), re.MULTILINE)
-        tests = (PROMETHEUS / f"{rules}_test.yml").read_text()
+        tests = "".join((PROMETHEUS / f"{way}_test.yml").read_text() for way in ways)
         fired = re.findall(r"alertname: (\w+)\n\s+exp_alerts:\n", tests)
         assert names and set(names) == set(fired)
 
@@ -46,7 +46,7 @@ def test_each_alert_is_seen_to_fire():
     [
         ("check", "config", "--syntax-only", "prometheus.yml", "prometheus-tls.yml"),
         ("check", "rules", "alerts.yml", "pipeline_alerts.yml"),
-        ("test", "rules", "alerts_test.yml", "pipeline_alerts_test.yml"),
+        ("test", "rules", "alerts_test.yml", "slow_alerts_test.yml", "pipeline_alerts_test.yml"),
     ],
 )
 def test_promtool_agrees(arguments):

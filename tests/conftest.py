@@ -101,10 +101,11 @@ def _draw(number: int) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the daily loop; keep the Spark tests together, and start the longest tests first.
+    """Mark the tests of the daily loop; keep the Spark tests together, and put the tests in order.
 
-    One worker then starts a Spark session and warms it up, and no worker ends the run with a long test that
-    was begun last. A test states with the mark `timeout` how long it may take.
+    One worker then starts a Spark session and warms it up. The longest of the others come first, and the
+    quick ones last, so that no worker ends the run with a long test: a test states with the mark `timeout`
+    how long it may take.
     """
     for item in items:
         if _is_unit(item):
@@ -114,7 +115,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.obj = _bounded(item.obj, OWN_SHARE * _own_timeout(item))
     together = [item for item in items if _needs_spark(item)]
-    others = sorted((item for item in items if not _needs_spark(item)), key=_marked, reverse=True)
+    others = [item for item in items if not _needs_spark(item)]
+    others.sort(key=lambda item: (-_marked(item), _is_unit(item)))
     items[:] = together + others
 
 

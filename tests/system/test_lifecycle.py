@@ -480,7 +480,8 @@ async def test_of_what_is_read_before_a_wave_closes_all_that_is_answered_is_stor
                 accepted.append((await client.receive())["packet_id"])
                 if len(accepted) == 100:
                     relay.terminate()
-        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
+        # What a peer goes on sending may reset the connection, and the close frame be lost with it.
+        assert closed.value.rcvd is None or closed.value.rcvd.code == 1001
         await sending
         assert relay.wait() == 0
         relay.start()

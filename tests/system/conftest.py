@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("relayd system tests")
-    group.addoption("--kill-cycles", type=int, default=30, help="kills in the durability test")
+    group.addoption("--kill-cycles", type=int, default=24, help="kills in the durability test")
     group.addoption("--model-runs", type=int, default=6, help="runs of the model test")
     group.addoption("--seed", type=int, default=None, help="seed of the first random run")
 

@@ -149,7 +149,7 @@ async def whole_log(url: str, ledger: Ledger) -> list[str]:
 async def test_kill_9_at_random_moments_loses_and_repeats_nothing(
     tmp_path: Path, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
 ):
-    cycles = pytestconfig.getoption("kill_cycles", 30)
+    cycles = pytestconfig.getoption("kill_cycles", 24)
     seed = pytestconfig.getoption("seed", None)
     seed = int(time.time()) if seed is None else seed
     with capsys.disabled():

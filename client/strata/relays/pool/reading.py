@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Mapping, Sequence
 
 from strata.protocol.errors import (
     Closed,
@@ -248,7 +248,7 @@ class Reading:
                 if self._failures[url] >= _MOST_FAILURES:
                     self._refused[url] = error
 
-    async def _hear(self, url: str, stream: AsyncIterator[Delivery]) -> None:
+    async def _hear(self, url: str, stream: AsyncIterable[Delivery]) -> None:
         """Merge what a stream brings, until it ends.
 
         A relay may make up pages without end. So if a query that ends hears nothing for long from this one,

@@ -13,7 +13,7 @@ from strata.channels.sds import SdsConfig
 
 from tests.support.sds_network import SMALL, Network
 
-RUNS = int(os.environ.get("STRATA_SDS_RUNS", "30"))
+RUNS = int(os.environ.get("STRATA_SDS_RUNS", "24"))
 HOUR = 3_600_000
 
 

@@ -17,7 +17,7 @@ from strata.relays.pool import PoolOptions, Standing
 
 from tests.support.simulated_relays import Character, World, packet, run_virtually, until
 
-RUNS = int(os.environ.get("STRATA_TEST_POOL_RUNS", "18"))
+RUNS = int(os.environ.get("STRATA_TEST_POOL_RUNS", "24"))
 
 
 async def kill_at_random(world: World, name: str, chance: random.Random) -> None:

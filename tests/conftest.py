@@ -64,8 +64,8 @@ SLOW_FILES = (
 DATABASES = frozenset({"server"})
 """Fixtures that start PostgreSQL."""
 
-GIVING_WAY = 5
-"""The niceness of the other workers: the worker with the Spark tests gets three times their share."""
+GIVING_WAY = 8
+"""The niceness of the other workers: the worker with the Spark tests gets six times their share."""
 
 COLLECTOR_THRESHOLDS = (10_000, 10, 10)
 """By default Python looks for garbage after 700 new objects, and tests make many that stay for a while."""

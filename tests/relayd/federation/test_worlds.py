@@ -9,7 +9,7 @@ import pytest
 from tests.support.simulated_federation import SimulatedWorld
 
 SEEDS = int(os.environ.get("RELAYD_TEST_FEDERATION_SEEDS", "6"))
-WORLDS = int(os.environ.get("RELAYD_TEST_FEDERATION_WORLDS", "500"))
+WORLDS = int(os.environ.get("RELAYD_TEST_FEDERATION_WORLDS", "300"))
 """Small worlds that compare sets."""
 
 

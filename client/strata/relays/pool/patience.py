@@ -10,10 +10,10 @@ from typing import Self
 
 from strata.protocol.errors import RequestTimeout
 
-__all__ = ["Patience"]
+__all__ = ["ReadPatience"]
 
 
-class Patience:
+class ReadPatience:
     """Ends what stands inside it with `RequestTimeout` if nothing was heard for `seconds` and it `may_end`.
 
     Being heard costs no more than setting a number: whether it was long ago is looked up now and then, so the

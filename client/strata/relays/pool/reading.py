@@ -29,7 +29,7 @@ from strata.relays.connection.values import (
 from strata.relays.pool.merging import Merging
 from strata.relays.pool.older_ids import OlderIdsOnDisk
 from strata.relays.pool.options import PoolOptions
-from strata.relays.pool.patience import Patience
+from strata.relays.pool.patience import ReadPatience
 from strata.relays.pool.relays import Relays
 from strata.relays.pool.sweeping import Start, Sweeps, start_after
 from strata.relays.pool.values import Position
@@ -258,7 +258,9 @@ class Reading:
         def may_end() -> bool:
             return bool(self._done) and not self.query.live
 
-        async with Patience(self._options.request_timeout, may_end, "the rest of the history") as patience:
+        async with ReadPatience(
+            self._options.request_timeout, may_end, "the rest of the history"
+        ) as patience:
             async for delivery in stream:
                 patience.heard()
                 self._offer(url, delivery, in_stream=True)

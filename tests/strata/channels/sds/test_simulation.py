@@ -13,7 +13,7 @@ from strata.channels.sds import SdsConfig
 
 from tests.support.sds_network import SMALL, Network
 
-RUNS = int(os.environ.get("STRATA_SDS_RUNS", "24"))
+RUNS = int(os.environ.get("STRATA_SDS_RUNS", "20"))
 HOUR = 3_600_000
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from strata.protocol.errors import RequestTimeout
-from strata.relays.pool.patience import Patience
+from strata.relays.pool.patience import ReadPatience
 
 from tests.support.virtual_time import virtually
 
@@ -16,14 +16,14 @@ async def test_a_relay_that_brings_nothing_is_waited_for_until_the_wait_may_end(
     done: list[str] = []
     asyncio.get_running_loop().call_later(100, done.append, "another")
     with pytest.raises(RequestTimeout, match="the history"):
-        async with Patience(30, lambda: bool(done), "the history"):
+        async with ReadPatience(30, lambda: bool(done), "the history"):
             await asyncio.sleep(1000)
     assert 100 <= asyncio.get_running_loop().time() <= 130
 
 
 @virtually
 async def test_a_relay_that_brings_something_now_and_then_and_a_slow_program_are_not_hurried():
-    async with Patience(30, lambda: True, "the history") as patience:
+    async with ReadPatience(30, lambda: True, "the history") as patience:
         for _ in range(10):
             await asyncio.sleep(29)
             patience.heard()
@@ -36,7 +36,7 @@ async def test_a_relay_that_brings_something_now_and_then_and_a_slow_program_are
 @virtually
 async def test_being_cancelled_and_other_errors_stay_what_they_are():
     async def wait() -> None:
-        async with Patience(30, lambda: False, "the history"):
+        async with ReadPatience(30, lambda: False, "the history"):
             await asyncio.sleep(1000)
 
     waiting = asyncio.create_task(wait())
@@ -45,5 +45,5 @@ async def test_being_cancelled_and_other_errors_stay_what_they_are():
     with pytest.raises(asyncio.CancelledError):
         await waiting
     with pytest.raises(KeyError):
-        async with Patience(30, lambda: True, "the history"):
+        async with ReadPatience(30, lambda: True, "the history"):
             raise KeyError

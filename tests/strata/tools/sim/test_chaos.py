@@ -10,8 +10,8 @@ import sys
 import pytest
 from strata.tools.sim import KINDS
 
-RUNS = int(os.environ.get("STRATA_TEST_SIM_RUNS", "90"))
-CHUNK = 90
+RUNS = int(os.environ.get("STRATA_TEST_SIM_RUNS", "60"))
+CHUNK = 60
 
 
 @pytest.mark.timeout(60 + 2 * RUNS)

@@ -24,7 +24,7 @@ from typing import Any
 import typer
 import typer.main
 
-__all__ = ["main"]
+__all__ = ["end_process", "main"]
 
 _REQUEST_BYTES = 2**20
 _FAILPOINTS = "RELAYD_FAILPOINTS"
@@ -54,12 +54,12 @@ def main() -> None:
         except SystemExit as end:
             code = end.code
         if code is None or isinstance(code, int):
-            _end(code or 0)
+            end_process(code or 0)
         sys.exit(code)
 
 
-def _end(code: int) -> None:
-    """End as the interpreter does, except that imported objects are not freed one by one.
+def end_process(code: int) -> None:
+    """End a fork as the interpreter does, except that imported objects are not freed one by one.
 
     Freeing them would first copy all of the shared memory. Returns if a stream cannot be flushed: the
     interpreter reports that itself.

@@ -15,7 +15,6 @@ import itertools
 import os
 import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
@@ -24,6 +23,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 import pytest
+
+from tests.support.fork_server import end_process
 
 __all__ = ["Groups", "add_option", "run_in_workers"]
 
@@ -246,12 +247,8 @@ def _work(
     finally:
         try:
             session._setupstate.teardown_exact(None)
-            threading._shutdown()  # type: ignore[attr-defined]
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
+            end_process(code)
         finally:
-            # Freeing the objects of all tests one by one would first copy all of the shared memory.
             os._exit(code)
 
 

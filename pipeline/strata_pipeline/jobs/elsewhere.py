@@ -112,7 +112,7 @@ def lines_elsewhere(lake: AnyLake, ids: ErasedIds, refused: Refused) -> tuple[li
                 read += 1
                 lines = ids.elsewhere(lake, day)
                 found += lines
-                if not lines or {text for _, text in lines} <= recorded(lake, _records(lake, day)):
+                if not lines or {text for _, text in lines} <= recorded(lake, lake.erasures.of_day(day)):
                     searched.add(day)
     finally:
         searched.keep()
@@ -127,10 +127,6 @@ def recorded(lake: AnyLake, records: Iterable[Erasure]) -> set[bytes]:
         with contextlib.suppress(LakeError):  # an audit reports it; here the files are read instead
             lines.update(lake.erasures.text_of(record).splitlines())
     return lines
-
-
-def _records(lake: AnyLake, day: int) -> list[Erasure]:
-    return [record for record in lake.erasures.records if record.day == day]
 
 
 def _rows_of(store: ObjectStore, told: StoredObject) -> Iterator[pa.RecordBatch]:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.errors import InvalidInput
-from strata.protocol.lake import Erasure, Manifest, day_of, day_text, read_tombstone_line, told
+from strata.protocol.lake import Manifest, day_of, day_text, read_tombstone_line, told
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy, LakeError, LogError
@@ -223,11 +223,8 @@ def _by_day(lake: AnyLake, lines: Sequence[Line]) -> Iterator[tuple[int, list[by
     Lines that a record of the lake has are left out. Otherwise each run would read again every day from which
     anything was ever erased.
     """
-    records: dict[int, list[Erasure]] = {}
-    for record in lake.erasures.records:
-        records.setdefault(record.day, []).append(record)
     for day, some in groupby(lines, lambda one: day_of(one[0])):
-        known = recorded(lake, records.get(day, ()))
+        known = recorded(lake, lake.erasures.of_day(day))
         if texts := [text for _, text in some if text not in known]:
             yield day, texts
 

@@ -82,8 +82,7 @@ def compact_day(
 def still_there(lake: ObjectLake, day: int, found: Found) -> Asked:
     """The tombstones of a day whose rows the lake has not erased yet, and which were not erased when they
     were archived."""
-    records = [record for record in lake.erasures.records if record.day == day]
-    gone = {one.sequence for record in records for one in lake.erasures.tombstones(record)}
+    gone = {one.sequence for record in lake.erasures.of_day(day) for one in lake.erasures.tombstones(record)}
     left = {sequence: one for sequence, one in found.items() if sequence not in gone}
     order = sorted(left)
     concerned = [one for one in lake.chain.of_day(day) if _between(order, one.after, one.up_to)]

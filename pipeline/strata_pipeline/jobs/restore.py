@@ -225,8 +225,7 @@ def _stage_aside(
 def _tombstones(lake: AnyLake, day: int) -> Mapping[int, tuple[Tombstone, bytes]]:
     return {
         tombstone.sequence: (tombstone, text)
-        for record in lake.erasures.records
-        if record.day == day
+        for record in lake.erasures.of_day(day)
         for tombstone, text in lake.erasures.signed_tombstones(record)
     }
 

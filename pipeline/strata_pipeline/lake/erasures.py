@@ -57,6 +57,10 @@ class Erasures:
             raise LakeError(f"the lake's records of erasures cannot be read: {error}") from None
         check_erasures(self.records)
 
+    def of_day(self, day: int) -> list[Erasure]:
+        """The records of a day, in order."""
+        return [record for record in self.records if record.day == day]
+
     @property
     def tip(self) -> str:
         """The hash of the last record."""
@@ -92,12 +96,12 @@ class Erasures:
         return [
             one
             for day, some in groupby(manifests, lambda one: one.span.day)
-            for one in told(some, [record for record in self.records if record.day == day])
+            for one in told(some, self.of_day(day))
         ]
 
     def erased_from(self, day: int) -> int:
         """The number of packets of a day that were erased, without the quarantined rows that were emptied."""
-        return sum(record.erased for record in self.records if record.day == day)
+        return sum(record.erased for record in self.of_day(day))
 
     def tombstones(self, record: Erasure) -> Iterator[Tombstone]:
         """The tombstones of a record, with the places of the rows that they stand for, in order of sequence

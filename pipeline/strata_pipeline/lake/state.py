@@ -67,7 +67,7 @@ class LakeState:
         """A mark that stands for the contents of a day and changes when the day grows or rows are erased."""
         summary = self.chain.summary_of(day)
         tip = summary.tip if summary is not None else self.chain.of_day(day)[-1].hash
-        erased = [record.hash for record in self.erasures.records if record.day == day]
+        erased = [record.hash for record in self.erasures.of_day(day)]
         return "-".join([tip, *erased[-1:]])
 
     def rows_of(self, day: int) -> int:

@@ -66,7 +66,8 @@ def test_nothing_is_kept_of_the_settings_before(files):
     before = kept()
     for number in range(20):
         again(number)
-    assert kept() == before
+    # There may be fewer: what earlier tests have left may go meanwhile.
+    assert all(now <= then for now, then in zip(kept(), before, strict=True))
     assert "T19" in policy.declined.types
 
 

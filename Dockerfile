@@ -1,6 +1,8 @@
 # Everything is installed from the lock files, by hash. `docker build .` makes the relay,
 # `docker build --target pipeline .` what runs the pipeline: drivers and the nodes of a Spark cluster alike.
-FROM python:3.11-slim AS wheel
+# A digest behind the tag (python:3.11-slim@sha256:…) makes every build begin with the same image.
+ARG PYTHON_IMAGE=python:3.11-slim
+FROM ${PYTHON_IMAGE} AS wheel
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
 COPY locks/build.txt ./locks/
@@ -13,7 +15,7 @@ COPY pipeline ./pipeline
 COPY migrations ./migrations
 RUN PATH=/opt/build/bin:$PATH /opt/build/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels .
 
-FROM python:3.11-slim AS build
+FROM ${PYTHON_IMAGE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 COPY locks/image.txt /locks/
 RUN python -m venv /opt/relayd \
@@ -22,7 +24,7 @@ COPY --from=wheel /wheels /wheels
 RUN /opt/relayd/bin/python -m pip install --quiet --no-deps /wheels/*.whl \
  && /opt/relayd/bin/python -m compileall -q /opt/relayd/lib
 
-FROM python:3.11-slim AS pipeline-build
+FROM ${PYTHON_IMAGE} AS pipeline-build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 COPY locks/pipeline.txt /locks/
 RUN python -m venv /opt/pipeline \
@@ -30,7 +32,7 @@ RUN python -m venv /opt/pipeline \
 COPY --from=wheel /wheels /wheels
 RUN /opt/pipeline/bin/python -m pip install --quiet --no-deps /wheels/*.whl
 
-FROM python:3.11-slim AS pipeline
+FROM ${PYTHON_IMAGE} AS pipeline
 LABEL org.opencontainers.image.title="strata-pipeline" \
       org.opencontainers.image.description="The data pipeline of a Strata relay, on Spark" \
       org.opencontainers.image.licenses="Apache-2.0"
@@ -60,7 +62,7 @@ STOPSIGNAL SIGTERM
 ENTRYPOINT ["strata-pipeline"]
 CMD ["--help"]
 
-FROM python:3.11-slim
+FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="relayd" \
       org.opencontainers.image.description="A relay daemon for the Strata protocol" \
       org.opencontainers.image.licenses="Apache-2.0"

@@ -55,6 +55,20 @@ def test_a_line_that_reaches_nobody_is_an_error_by_name():
     ]
 
 
+def test_every_image_can_be_pinned_by_a_line_of_env():
+    images = dict(re.findall(r"^ +image: \$\{([A-Z]+_IMAGE):-(\S+)\}$", COMPOSE, re.MULTILINE))
+    built = set(re.findall(r"^ +image: ([a-z-]+)$", COMPOSE, re.MULTILINE))
+    assert built == {"relayd", "strata-pipeline"}
+    assert len(re.findall(r"^ +image: ", COMPOSE, re.MULTILINE)) == COMPOSE.count("_IMAGE:-") - 1 + len(built)
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    [base] = re.findall(r"^ARG PYTHON_IMAGE=(\S+)$", dockerfile, re.MULTILINE)
+    assert set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)) == {"${PYTHON_IMAGE}"}
+    assert f"PYTHON_IMAGE: ${{PYTHON_IMAGE:-{base}}}\n" in COMPOSE
+    example = {name: text for name, text in _example().items() if name.endswith("_IMAGE")}
+    assert example == images | {"PYTHON_IMAGE": base}
+    assert all(re.fullmatch(r"[a-z/]+:[a-z0-9.-]+", image) for image in example.values())
+
+
 def _relay_environment(**env: str) -> dict[str, str]:
     """The settings that the relay gets from a `.env` with these lines, except for its folder of settings."""
     named = re.findall(r"^      (RELAYD_[A-Z_]+): (.*)$", _service("relay"), re.MULTILINE)

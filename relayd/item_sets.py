@@ -11,7 +11,7 @@ from strata.protocol.negentropy import ItemSet
 
 from relayd.store import Store
 from relayd.store.items import ItemPlace, ItemRange
-from relayd.store.payers import Payer
+from relayd.store.payers import NOBODY, Asker
 
 __all__ = ["TooManyItems", "gather", "in_thread", "is_of_all"]
 
@@ -34,42 +34,41 @@ async def gather(
     max_items: int,
     skips_of: int | None,
     with_declined: bool = False,
-    payer: Payer | None = None,
+    asker: Asker = NOBODY,
     pace: Callable[[], Awaitable[None]] | None = None,
-    worked: Callable[[float], None] = lambda seconds: None,
 ) -> ItemSet:
     """The items that the log has of a range, and those that it refused from the peer `skips_of`.
 
     Only the id and the time of a refused packet are remembered. So refused packets are left out of a set of
     certain types or authors: there every refused packet would differ, whatever its type.
 
-    `pace` is awaited before each page; `worked` is called with the seconds that a thread worked. Raises
-    `TooManyItems`, `StoreUnavailable`, `StoreTimeout`. Cancelling ends it.
+    `pace` is awaited before each page; `asker` is charged. Raises `TooManyItems`, `StoreUnavailable`,
+    `StoreTimeout`. Cancelling ends it.
     """
     found: set[tuple[int, bytes]] = set()
     place: ItemPlace | None = ItemPlace()
     while place is not None:
         if pace is not None:
             await pace()
-        page = await store.items(span, place, payer, with_declined=with_declined)
+        page = await store.items(span, place, asker.payer, with_declined=with_declined)
         found.update(item for item in page.items if item[0] >= 0)
         if len(found) > max_items:
             raise TooManyItems
         place = page.place
     if skips_of is not None and is_of_all(span):
-        found.update(await store.skips(skips_of, span, max_items + 1, payer))
+        found.update(await store.skips(skips_of, span, max_items + 1, asker.payer))
         if len(found) > max_items:
             raise TooManyItems
-    return await in_thread(lambda: ItemSet(found), worked)
+    return await in_thread(lambda: ItemSet(found), asker)
 
 
-async def in_thread(work: Callable[[], T], worked: Callable[[float], None]) -> T:
-    """Do a piece of work in a thread, and report the processor time it took to `worked`."""
+async def in_thread(work: Callable[[], T], asker: Asker) -> T:
+    """Do a piece of work in a thread, and charge the asker the processor time that it took."""
 
     def timed() -> tuple[T, float]:
         began = time.thread_time()
         return work(), time.thread_time() - began
 
     result, seconds = await asyncio.to_thread(timed)
-    worked(seconds)
+    asker.checked_for(seconds)
     return result

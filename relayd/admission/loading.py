@@ -21,7 +21,6 @@ from relayd.admission.request import PublishRequest, Submitter
 from relayd.faults import FaultLog
 from relayd.identity.directory import Identities
 from relayd.slices import Slices
-from relayd.store.payers import Together
 from relayd.store.types import StoreError
 
 __all__ = ["Loading"]
@@ -105,9 +104,9 @@ class Loading:
     async def _load(self, requests: list[PublishRequest]) -> None:
         """What was read for a packet stays until it is used, however large: otherwise two chains that do not
         fit together would be read alternately, forever."""
-        payers, ready = self._payers_of(requests)
+        askers, ready = self._askers_of(requests)
         with self._identities.held():
-            refusal = await self._read(payers)
+            refusal = await self._read(askers)
             for request in ready:
                 self._go_on(request, refusal)
         if refusal is UNAVAILABLE:  # the others have waited as long already
@@ -118,36 +117,32 @@ class Loading:
                 self._go_on(request, refusal)
         self._on_flush()
 
-    def _payers_of(
+    def _askers_of(
         self, requests: Sequence[PublishRequest]
     ) -> tuple[dict[str, Submitter], list[PublishRequest]]:
         """Whose chains these requests need, with those who pay for the reads, and the requests that can go on
         then. Requests beyond the number of chains go back to the queue."""
-        payers: dict[str, Submitter] = {}
+        askers: dict[str, Submitter] = {}
         ready: list[PublishRequest] = []
         for request in requests:
             if request.is_ended:
                 continue
-            if len(payers) >= _CHAINS_TOGETHER:
+            if len(askers) >= _CHAINS_TOGETHER:
                 self._queue.append(request)
                 continue
             try:
                 for did in missing_for(request.packet, self._identities):
-                    payers.setdefault(did, request.lane.publisher)
+                    askers.setdefault(did, request.lane.publisher)
             except Exception as error:
                 self._lost(request, error)
             else:
                 ready.append(request)
-        return payers, ready
+        return askers, ready
 
-    async def _read(self, payers: dict[str, Submitter]) -> InvalidPacket | None:
+    async def _read(self, askers: dict[str, Submitter]) -> InvalidPacket | None:
         """Read these chains. Returns the refusal if they could not be read, else None."""
         try:
-            await self._identities.load(
-                payers,
-                lambda did, seconds: payers[did].checked_for(seconds),
-                lambda dids: Together(payers[did].payer for did in dids),
-            )
+            await self._identities.load(askers)
         except StoreError:
             return UNAVAILABLE
         except Exception as error:

@@ -15,7 +15,7 @@ from strata.protocol.provenance import Downgrade
 
 from relayd.admission.knowledge import Known
 from relayd.admission.origin import PeerOrigin
-from relayd.store.payers import Payer
+from relayd.store.payers import Asker, Payer
 from relayd.store.types import PeerMark
 
 __all__ = ["Lane", "Marker", "PublishRequest", "PublishVerdict", "Submitter", "marks_of"]
@@ -28,7 +28,7 @@ _OBJECT_BYTES: Final = 2048
 the largest values for their bytes, thirty times."""
 
 
-class Submitter(Protocol):
+class Submitter(Asker, Protocol):
     """The publisher of a packet: one connection."""
 
     def publish_accepted(
@@ -54,12 +54,6 @@ class Submitter(Protocol):
     @property
     def payer(self) -> Payer:
         """The account that takes turns at the database for the publisher."""
-
-    def checked_for(self, seconds: float) -> None:
-        """The checks of one of the publisher's packets took this much processor time, which is a lot."""
-
-    def turn(self, now: float) -> float:
-        """The place of its expensive packets among those of others; lowest first. `now` is monotonic."""
 
     def room_again(self) -> None:
         """There is room for publishes again: the answer to `Admission.hold`."""

@@ -205,7 +205,7 @@ class _Whole:
         self._found = found
         self._told = told
         self._withheld = withheld
-        self._payer = Unbilled()
+        self._asker = Unbilled()
 
     async def compare(self, session: Comparable, since: int, until: int, types: tuple[str, ...]) -> None:
         """Compare a range of time; halve it if it is too large."""
@@ -247,7 +247,7 @@ class _Whole:
             max_items=work.max_items,
             skips_of=work.peer_id,
             with_declined=True,
-            payer=self._payer,
+            asker=self._asker,
         )
         for attempt in range(_PATIENCE):
             try:
@@ -268,7 +268,7 @@ class _Whole:
                     raise
                 await asyncio.sleep(max(1, min(error.retry_after, _LONGEST_WAIT)))
         if found.need and not is_of_all(span):  # a restricted set lacks the refused packets
-            refused = await work.store.skips(work.peer_id, span, MOST_SKIPS, self._payer)
+            refused = await work.store.skips(work.peer_id, span, MOST_SKIPS, self._asker)
             found.need.difference_update(packet_id for _, packet_id in refused)
         return found, len(items)
 
@@ -295,5 +295,5 @@ class _Whole:
     async def _known(self, ids: Sequence[bytes]) -> set[bytes]:
         found: set[bytes] = set()
         for start in range(0, len(ids), _IDS_AT_ONCE):
-            found.update(await self._work.store.find(ids[start : start + _IDS_AT_ONCE], self._payer))
+            found.update(await self._work.store.find(ids[start : start + _IDS_AT_ONCE], self._asker))
         return found

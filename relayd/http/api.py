@@ -27,7 +27,7 @@ from relayd.http.console import WebConsole
 from relayd.http.identities import IdentityApi
 from relayd.http.scrapes import Scrape
 from relayd.responses import JSON, NO_STORE, Response, error_response, json_response, kept_for
-from relayd.store.payers import Payer
+from relayd.store.payers import NOBODY, Asker, Payer
 from relayd.store.types import StoredPacket, StoreTimeout, StoreUnavailable
 
 __all__ = ["HttpApi", "MetricsApi"]
@@ -79,22 +79,16 @@ class HttpApi:
         """The console's answer to this path, or None if it has none."""
         return None if self._console is None else self._console.page(path, headers)
 
-    async def respond(
-        self,
-        path: str,
-        worked: Callable[[float], None] = lambda seconds: None,
-        payer: Payer | None = None,
-    ) -> Response:
-        """Answer `GET path`, ignoring a query. Cancelling it cancels any read of the store under way.
+    async def respond(self, path: str, asker: Asker = NOBODY) -> Response:
+        """Answer `GET path` at the expense of `asker`, ignoring a query.
 
-        `worked` is called with processor time that a thread spent for the answer, and `payer` takes turns at
-        the database.
+        Cancelling it cancels any read of the store under way.
         """
         path = path.partition("?")[0]
         if path.startswith("/packets/"):
-            return await self._packet(path.removeprefix("/packets/"), payer)
+            return await self._packet(path.removeprefix("/packets/"), asker.payer)
         if self._identities is not None:
-            answer = await self._identities.respond(path, worked, payer)
+            answer = await self._identities.respond(path, asker)
             if answer is not None:
                 return answer
         match path:
@@ -159,12 +153,7 @@ class MetricsApi:
     def page(self, path: str, headers: RequestHeaders) -> None:
         """There is no console here."""
 
-    async def respond(
-        self,
-        path: str,
-        worked: Callable[[float], None] = lambda seconds: None,
-        payer: Payer | None = None,
-    ) -> Response:
+    async def respond(self, path: str, asker: Asker = NOBODY) -> Response:
         """Answer `GET path`."""
         if path.partition("?")[0] != "/metrics":
             return _not_found()

@@ -27,7 +27,7 @@ from relayd.identity.bootstrap import BootstrapContents
 from relayd.identity.directory import Identities
 from relayd.responses import JSON, Response, error_response, json_response, kept_for
 from relayd.store.declined import covers
-from relayd.store.payers import Payer
+from relayd.store.payers import NOBODY, Asker, Payer
 from relayd.store.types import Declined, NewPacket, StoredPacket, StoreError
 
 __all__ = ["IdentityApi"]
@@ -60,30 +60,26 @@ class IdentityApi:
         self._declined = declined
         self._clock = clock
 
-    async def respond(
-        self,
-        path: str,
-        worked: Callable[[float], None] = lambda seconds: None,
-        payer: Payer | None = None,
-    ) -> Response | None:
-        """Answer a path of this API, or return None. Cancelling it cancels any read under way, except that of
-        a chain; `worked` is called with the processor time that a thread spent on one. `payer` takes turns at
-        the database."""
+    async def respond(self, path: str, asker: Asker = NOBODY) -> Response | None:
+        """Answer a path of this API at the expense of `asker`, or return None.
+
+        Cancelling it cancels any read under way, except that of a chain.
+        """
         try:
             if path.startswith("/did/"):
-                return await self._did(unquote(path.removeprefix("/did/")), worked, payer)
+                return await self._did(unquote(path.removeprefix("/did/")), asker)
             if path.startswith("/did-docs/"):
-                return await self._document(path.removeprefix("/did-docs/"), payer)
+                return await self._document(path.removeprefix("/did-docs/"), asker.payer)
         except StoreError:
             return error_response(503, "unavailable", "the store did not answer")
         return None
 
-    async def _did(self, did: str, worked: Callable[[float], None], payer: Payer | None) -> Response:
+    async def _did(self, did: str, asker: Asker) -> Response:
         if not is_did(did):
             return error_response(400, "invalid_did", "the path does not name a DID")
         if did in self._declined().authors:
             return _refused()
-        chain = await self._identities.resolve(did, worked, payer=payer)
+        chain = await self._identities.resolve(did, asker, in_turn=False)
         if did in self._declined().authors:  # banned meanwhile
             return _refused()
         if not chain.is_resolvable and not chain.events:

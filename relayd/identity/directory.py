@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from strata.protocol.errors import InvalidPacket
@@ -38,7 +38,7 @@ from relayd.identity.kept import Kept
 from relayd.identity.outlines import OBJECT_BYTES, outlined, weight_of
 from relayd.identity.turns import ReadingTurns
 from relayd.logs import get_logger
-from relayd.store.payers import Payer
+from relayd.store.payers import NOBODY, Asker, Payer, Together
 from relayd.store.types import LogEntry, StoredPacket, StoreError
 
 __all__ = ["Identities", "LogOfIdentities"]
@@ -66,13 +66,13 @@ class LogOfIdentities(LogOfAuthors, Protocol):
 class _Loading:
     """A read of one DID's packets under way, and what the feed has brought meanwhile.
 
-    `worked` is called with the processor time that it took to understand the packets.
+    `asker` pays for the processor time that it takes to understand the packets.
     """
 
-    __slots__ = ("done", "is_late", "observed", "worked")
+    __slots__ = ("asker", "done", "is_late", "observed")
 
-    def __init__(self, worked: Callable[[float], None]) -> None:
-        self.worked = worked
+    def __init__(self, asker: Asker) -> None:
+        self.asker = asker
         self.is_late = False
         """Whether what the read finds of a manifest may have been erased since."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -103,14 +103,6 @@ class _Understood(NamedTuple):
     """The ids of all its packets."""
     chain: KeyChain
     manifest: _Manifest
-
-
-def _for_nobody(did: str, seconds: float) -> None:
-    """Charge nobody for a read."""
-
-
-def _by_nobody(dids: Sequence[str]) -> None:
-    """Nobody pays the database for a read."""
 
 
 class Identities:
@@ -183,66 +175,49 @@ class Identities:
             did for did in clients if not self._authors.is_no_client(did) and did not in self._manifests
         ]
 
-    async def resolve(
-        self,
-        did: str,
-        worked: Callable[[float], None] = lambda seconds: None,
-        place: Callable[[float], float] = lambda now: now,
-        payer: Payer | None = None,
-    ) -> KeyChain:
+    async def resolve(self, did: str, asker: Asker = NOBODY, *, in_turn: bool = True) -> KeyChain:
         """The DID's chain, loaded if need be; that of an unknown DID resolves no key. Raises `StoreError`.
 
-        Few chains are read at a time, those of who owes least first: `place` says when nothing will be owed
-        any more (`ReadingTurns`). `worked` is called as by `load`, and `payer` pays for the database.
+        Few chains are read at a time, those of who owes least first (`ReadingTurns`), or without `in_turn`
+        in order of arrival. The asker pays for a read that it begins, and not for one that it waits for.
         Cancelling this does not stop a read under way: others may wait for it.
         """
         while (chain := self.chain(did)) is None:
             if did not in self._loading:
-                await self._begin_in_turn(did, worked, place, payer)
+                await self._begin_in_turn(did, asker, asker.turn if in_turn else NOBODY.turn)
             else:
-                await self.load([did])
+                await self.load({did: NOBODY})
         return chain
 
-    async def _begin_in_turn(
-        self,
-        did: str,
-        worked: Callable[[float], None],
-        place: Callable[[float], float],
-        payer: Payer | None,
-    ) -> None:
+    async def _begin_in_turn(self, did: str, asker: Asker, place: Callable[[float], float]) -> None:
         """Start a read of this DID when it is its turn, unless another has done so meanwhile."""
         over = await self._turns.begin(place)
         try:
             if did in self._loading or self.chain(did) is not None:
                 over.cancel()
                 return
-            self._begin([did], lambda _, seconds: worked(seconds), payer)
+            self._begin({did: asker}, asker.payer)
             # The turn lasts as long as the read, even if nobody waits for it any more.
             self._loading[did].done.add_done_callback(lambda _: over.cancel())
         except BaseException:
             over.cancel()
             raise
 
-    async def load(
-        self,
-        dids: Iterable[str],
-        worked: Callable[[str, float], None] = _for_nobody,
-        payer_of: Callable[[Sequence[str]], Payer | None] = _by_nobody,
-    ) -> None:
-        """Read these DIDs' chains and manifests, in as few reads as possible.
+    async def load(self, askers: Mapping[str, Asker]) -> None:
+        """Read the chains and manifests of these DIDs, each for its asker, in as few reads as possible.
 
-        `worked` is called for each DID that nobody was reading yet, with the processor time that a thread
-        spent on its packets: a long chain takes as long as two thousand publishes. It is called even if
-        nobody waits for the read any more. `payer_of` says who pays the database for a read of these DIDs.
+        The asker of a DID that nobody was reading yet pays for it, even if it no longer waits: for the
+        database together with the others, and for the processor time that a thread spent on its packets. A
+        long chain takes as long as two thousand publishes.
 
         Waits for all of them, and raises the error of the first that failed, `StoreError` or another.
         """
-        wanted = list(dict.fromkeys(dids))
-        fresh = [did for did in wanted if did not in self._loading]
+        fresh = [did for did in askers if did not in self._loading]
         for start in range(0, len(fresh), _AUTHORS_PER_READ):
-            some = fresh[start : start + _AUTHORS_PER_READ]
-            self._begin(some, worked, payer_of(some))
-        waiting = [self._loading[did].done for did in wanted]
+            some = {did: askers[did] for did in fresh[start : start + _AUTHORS_PER_READ]}
+            payers = [asker.payer for asker in some.values() if asker.payer is not None]
+            self._begin(some, Together(payers) if payers else None)
+        waiting = [self._loading[did].done for did in askers]
         if not waiting:
             return
         await asyncio.wait(waiting)
@@ -261,9 +236,9 @@ class Identities:
         with self._chains.held(), self._manifests.held():
             yield
 
-    def _begin(self, dids: list[str], worked: Callable[[str, float], None], payer: Payer | None) -> None:
-        """Start one read. All who wait for it are notified, whatever the outcome."""
-        loading = {did: _Loading(functools.partial(worked, did)) for did in dids}
+    def _begin(self, askers: Mapping[str, Asker], payer: Payer | None) -> None:
+        """Start one read of these DIDs. All who wait for it are notified, whatever the outcome."""
+        loading = {did: _Loading(asker) for did, asker in askers.items()}
         task = asyncio.create_task(self._read(loading, payer), name="keys")
         self._loading |= loading
         self._reads.add(task)
@@ -380,7 +355,7 @@ class Identities:
                 continue
             found, seconds = understood[did]
             try:
-                one.worked(seconds)
+                one.asker.checked_for(seconds)
                 if isinstance(found, Exception):
                     raise found
                 self._loaded(did, found, one)

@@ -38,7 +38,7 @@ from relayd.sessions.actions import (
 from relayd.sessions.answers import error_payload
 from relayd.sessions.session import Session
 from relayd.sessions.websocket import WebSocket
-from relayd.store.payers import Payer
+from relayd.store.payers import Asker
 from relayd.store.types import StoreError
 
 __all__ = ["AuthExchange", "AuthenticatingPeer"]
@@ -47,7 +47,7 @@ _RESOLVE_TIMEOUT: Final = 4.0
 """How long looking up an identity may take: less than clients wait for an answer (R-280, R-295)."""
 
 
-class AuthenticatingPeer(Protocol):
+class AuthenticatingPeer(Asker, Protocol):
     """A connection, as seen by its AUTHs."""
 
     @property
@@ -65,16 +65,6 @@ class AuthenticatingPeer(Protocol):
 
     def regranted(self) -> None:
         """The settings have changed: update what the session may do."""
-
-    @property
-    def payer(self) -> Payer:
-        """The account that takes turns at the database for this peer."""
-
-    def checked_for(self, seconds: float) -> None:
-        """Charge processor time that a thread spent for this peer."""
-
-    def turn(self, now: float) -> float:
-        """The place of its expensive work among that of others; lowest first. `now` is monotonic."""
 
 
 class AuthExchange:
@@ -194,8 +184,7 @@ class AuthExchange:
         try:
             async with asyncio.timeout(_RESOLVE_TIMEOUT):
                 # Not in the peer's turn: its AUTHs would put off the end of a session whose key is revoked.
-                peer = self._connection
-                chain = await self._relay.identities.resolve(identity, peer.checked_for, payer=peer.payer)
+                chain = await self._relay.identities.resolve(identity, self._connection, in_turn=False)
         except (StoreError, TimeoutError):
             return  # the next review asks again
         except Exception as error:
@@ -264,10 +253,7 @@ class AuthExchange:
             if failpoints.ARMED:
                 await failpoints.reached("sessions.auth")
             async with asyncio.timeout(_RESOLVE_TIMEOUT):
-                peer = self._connection
-                keys = await relay.identities.resolve(
-                    attempt.author_id, peer.checked_for, peer.turn, peer.payer
-                )
+                keys = await relay.identities.resolve(attempt.author_id, self._connection)
             now = relay.clock()
             proof = verify_attempt(attempt, keys, now)
             self._proved(proof, keys, now)

@@ -28,7 +28,7 @@ from relayd.sessions.answers import error_payload, missing_payload
 from relayd.sessions.session import Session
 from relayd.sessions.websocket import WebSocket
 from relayd.store.items import ItemRange
-from relayd.store.payers import Payer
+from relayd.store.payers import Asker
 from relayd.store.types import StoreError
 
 __all__ = ["Comparer"]
@@ -42,12 +42,9 @@ _ROW_BYTES: Final = 40
 _ITEM_BYTES: Final = 150
 
 
-class _Peer(Protocol):
+class _Peer(Asker, Protocol):
     @property
     def id(self) -> int: ...
-
-    @property
-    def payer(self) -> Payer: ...
 
     def answer(self, payload: bytes, code: ErrorCode) -> None: ...
 
@@ -56,8 +53,6 @@ class _Peer(Protocol):
     async def writable(self) -> None: ...
 
     def backfilled(self, sent_bytes: int) -> None: ...
-
-    def checked_for(self, seconds: float) -> None: ...
 
 
 class _Superseded(Exception):
@@ -165,7 +160,7 @@ class Comparer:
             raise _refused(message, "no comparison is open: begin with `until`")
         await self._connection.writable()
         try:
-            answer = await in_thread(lambda: reconciler.respond(data), self._connection.checked_for)
+            answer = await in_thread(lambda: reconciler.respond(data), self._connection)
         except NegentropyError as error:
             self._drop()
             raise _refused(message, str(error)) from None
@@ -199,9 +194,8 @@ class Comparer:
             span,
             max_items=relay.settings.reconcile_max_items,
             skips_of=relay.limits.peers.get(identity or ""),
-            payer=connection.payer,
+            asker=connection,
             pace=self._pace,
-            worked=connection.checked_for,
         )
         connection.backfilled(_ROW_BYTES * len(items))
         self._held_bytes = _ITEM_BYTES * len(items)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import http
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final, Protocol
 
 from websockets.datastructures import Headers
@@ -22,7 +22,7 @@ from relayd.access.limits import Quota, purse
 from relayd.metrics import Counters
 from relayd.responses import Response as HttpResponse
 from relayd.responses import error_response
-from relayd.store.payers import Payer
+from relayd.store.payers import Asker
 
 __all__ = ["HttpResponder", "fault_response", "rejection", "respond"]
 
@@ -39,20 +39,16 @@ class HttpResponder(Protocol):
 
     def page(self, path: str, headers: RequestHeaders) -> HttpResponse | None: ...
 
-    async def respond(self, path: str, worked: Callable[[float], None], payer: Payer) -> HttpResponse:
-        """Answer a GET. `worked` is called with processor time that a thread spent for it, and `payer` takes
-        turns at the database."""
+    async def respond(self, path: str, asker: Asker) -> HttpResponse:
+        """Answer a GET at the expense of `asker`."""
 
 
-class HttpAsker(Protocol):
-    """A connection that asks by HTTP, as it is charged."""
+class HttpAsker(Asker, Protocol):
+    """A connection that asks by HTTP."""
 
     @property
     def payer(self) -> Quota:
         """The account that takes turns at the database."""
-
-    def checked_for(self, seconds: float) -> None:
-        """Charge processor time that a thread spent."""
 
 
 def rejection(protocol: ServerProtocol, turnaway: Turnaway) -> Response:
@@ -85,11 +81,10 @@ async def respond(
     page = responder.page(request.path, request.headers) if method in ("GET", "HEAD") else None
     if method != "GET" and page is None:
         return _response(HttpResponse(405, "text/plain", b"", {"Allow": "GET"}))
-    payer = asking.payer
-    answer = _refused(request.path, access, visitor, payer, rate_limited, now)
+    answer = _refused(request.path, access, visitor, asking.payer, rate_limited, now)
     if answer is None:
         with _counted(request.path, visitor.quota):
-            answer = page or await responder.respond(request.path, asking.checked_for, payer)
+            answer = page or await responder.respond(request.path, asking)
         if visitor.quota is not None and (backfill := purse("backfill", visitor.quota.line)) is not None:
             backfill.spend(len(answer.body), now)
     return _response(answer, whole=method != "HEAD")

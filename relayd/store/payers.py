@@ -1,4 +1,4 @@
-"""Those at whose expense connections to the database are lent.
+"""Those for whom the relay works, and those at whose expense connections to the database are lent.
 
 Whoever makes the relay ask the database takes turns at the connections with all others, and its account is
 charged with the time. So many questions of one stranger wait behind a single one of anybody else.
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from typing import Final, Protocol
 
-__all__ = ["Payer", "Together", "Unbilled", "line_of"]
+__all__ = ["NOBODY", "Asker", "Payer", "Together", "Unbilled", "line_of"]
 
 _TOGETHER: Final = "together"
 
@@ -25,8 +25,44 @@ class Payer(Hashable, Protocol):
         """A connection was lent for `seconds` at this payer's expense, until `now` on the monotonic clock."""
 
 
-class Unbilled:
-    """A payer that is charged nothing, but takes its turn among the others."""
+class Asker(Protocol):
+    """The party for whom a piece of work is done: who pays for it, and when it has its turn."""
+
+    @property
+    def payer(self) -> Payer | None:
+        """The account that takes turns at the database; None for the relay's own work."""
+
+    def checked_for(self, seconds: float) -> None:
+        """Charge processor time that a thread spent. It may be called when the asker has gone."""
+
+    def turn(self, now: float) -> float:
+        """The place of its expensive work among that of others; lowest first. `now` is monotonic."""
+
+
+class _Nobody:
+    """The asker of the relay's own work, which is charged nothing and has its place in order of arrival."""
+
+    @property
+    def payer(self) -> Payer | None:
+        return None
+
+    def checked_for(self, seconds: float) -> None:
+        pass
+
+    def turn(self, now: float) -> float:
+        return now
+
+
+NOBODY: Final[Asker] = _Nobody()
+
+
+class Unbilled(_Nobody):
+    """An asker that is charged nothing, but takes its turn at the database among the others."""
+
+    @property
+    def payer(self) -> Payer:
+        """Itself."""
+        return self
 
     def used_database(self, seconds: float, now: float) -> None:
         """Charge nothing."""

@@ -22,6 +22,7 @@ from relayd.admission.limits import AdmissionLimits
 from relayd.config import Settings
 from relayd.identity.bootstrap import BootstrapContents, key_rules, read_bootstrap, trust_of
 from relayd.identity.directory import Identities, LogOfIdentities
+from relayd.store.payers import NOBODY
 from relayd.store.types import LogEntry, NewPacket
 
 __all__ = ["Examiner", "ImportCandidate"]
@@ -110,7 +111,7 @@ class Examiner:
         plain = Known(self._identities.generation)
         with self._identities.held():  # else chains without room for both would be read by turns forever
             while (known := known_of(packet, self._identities, at, plain)) is None:
-                await self._identities.load(missing_for(packet, self._identities))
+                await self._identities.load(dict.fromkeys(missing_for(packet, self._identities), NOBODY))
         return known
 
     def _examined(self, candidate: ImportCandidate, known: Known) -> NewPacket | InvalidPacket:

@@ -36,6 +36,7 @@ from relayd.http.identities import IdentityApi
 from relayd.identity.bootstrap import BootstrapContents
 from relayd.identity.directory import Identities
 from relayd.store.declined import covers
+from relayd.store.payers import NOBODY
 from relayd.store.types import Declined, NewPacket
 from tests.relayd.admission.admission_rig import ALICE, NOW, FakeLog, signed
 from tests.support.made_origins import hardware_header, model_header, software_header
@@ -166,7 +167,7 @@ class Reading:
         by_feed, by_read = (Identities(log, BootstrapContents(), KeyRules(), faults=faults) for _ in range(2))
         by_feed.observe([entry])
         await by_read.open()
-        await by_read.load([packet.author_id])
+        await by_read.load(dict.fromkeys([packet.author_id], NOBODY))
         for identities in (by_feed, by_read):
             (await identities.resolve(packet.author_id)).candidates(NOW + 1)
             manifest = identities.manifest(packet.author_id)

@@ -206,9 +206,9 @@ async def test_nothing_of_a_blocked_author_is_served(api, declined):
 async def test_nothing_of_an_author_is_served_who_is_blocked_while_the_keys_are_read(api, declined):
     resolve = api._identities.resolve
 
-    async def read(did, worked, **_):
+    async def read(did, asker, **_):
         declined["now"] = Declined(authors=frozenset([did]))
-        return await resolve(did, worked)
+        return await resolve(did, asker)
 
     api._identities.resolve = read
     assert (await get(api, f"/did/{ALICE.did}"))[0] == 410

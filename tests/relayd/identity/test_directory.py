@@ -16,6 +16,7 @@ from relayd.identity import authors
 from relayd.identity.bootstrap import BootstrapContents
 from relayd.identity.directory import Identities
 from relayd.store.identities import AuthorsPage
+from relayd.store.payers import NOBODY, Unbilled
 from relayd.store.types import LogEntry, NewPacket, StoredPacket, StoreUnavailable
 
 NOW = 1_760_000_000
@@ -146,7 +147,8 @@ async def test_many_who_wait_for_one_author_cost_one_read(log):
     identities = directory(log)
     await identities.open()
     await asyncio.gather(
-        *(identities.resolve(ALICE.did) for _ in range(20)), identities.load([ALICE.did, BOB.did])
+        *(identities.resolve(ALICE.did) for _ in range(20)),
+        identities.load(dict.fromkeys([ALICE.did, BOB.did], NOBODY)),
     )
     assert log.reads == [[ALICE.did], [BOB.did]]
 
@@ -166,22 +168,34 @@ async def test_who_is_cancelled_while_waiting_takes_nobody_along(log):
     assert len(log.reads) == 1
 
 
+class Debtor(Unbilled):
+    """An asker that owes ten seconds for each chain that was read for it."""
+
+    def __init__(self) -> None:
+        self.charged: list[float] = []
+
+    def checked_for(self, seconds: float) -> None:
+        self.charged.append(seconds)
+
+    def turn(self, now: float) -> float:
+        return now + 10.0 * len(self.charged)
+
+
 async def test_who_has_a_chain_read_is_charged_for_it_though_gone_and_who_waits_too_is_not(log):
     log.add(revocation())
     identities = directory(log)
     await identities.open()
     log.gate.clear()
-    first_pays: list[float] = []
-    second_pays: list[float] = []
-    first = asyncio.create_task(identities.resolve(ALICE.did, first_pays.append))
+    gone, waiting = Debtor(), Debtor()
+    first = asyncio.create_task(identities.resolve(ALICE.did, gone))
     await log.asked.wait()
-    second = asyncio.create_task(identities.resolve(ALICE.did, second_pays.append))
+    second = asyncio.create_task(identities.resolve(ALICE.did, waiting))
     await asyncio.sleep(0)
     first.cancel()
     log.gate.set()
     await second
-    await identities.resolve(ALICE.did, second_pays.append)  # in memory
-    assert len(first_pays) == 1 and first_pays[0] > 0 and not second_pays
+    await identities.resolve(ALICE.did, waiting)  # in memory
+    assert len(gone.charged) == 1 and gone.charged[0] > 0 and not waiting.charged
 
 
 async def reading(log: Log, count: int) -> None:
@@ -198,14 +212,8 @@ async def test_who_has_many_chains_read_waits_behind_itself(log):
     identities = directory(log)
     await identities.open()
     log.gate.clear()
-    owed = [0.0]
-
-    def work(seconds: float) -> None:
-        owed[0] += 10.0
-
-    many = [
-        asyncio.create_task(identities.resolve(who.did, work, lambda now: now + owed[0])) for who in people
-    ]
+    debtor = Debtor()
+    many = [asyncio.create_task(identities.resolve(who.did, debtor)) for who in people]
     await reading(log, 2)
     another = asyncio.create_task(identities.resolve(BOB.did))
     await reading(log, 2)
@@ -257,7 +265,7 @@ async def test_a_chain_that_cannot_be_read_fails_alone(log, monkeypatch):
 
     monkeypatch.setattr(KeyChain, "replay", failing)
     with pytest.raises(ArithmeticError):
-        await identities.load([BOB.did, ALICE.did])
+        await identities.load(dict.fromkeys([BOB.did, ALICE.did], NOBODY))
     assert identities.chain(BOB.did) is not None
     assert identities.chain(ALICE.did) is None
     monkeypatch.undo()
@@ -354,7 +362,7 @@ async def test_until_all_names_are_known_everybody_is_looked_up(log):
     for who in (ALICE, BOB):
         assert not identities.is_plain(who.did) and identities.chain(who.did) is None
         assert identities.missing([who.did], [who.did]) == [who.did, who.did]
-    await identities.load([ALICE.did, BOB.did])
+    await identities.load(dict.fromkeys([ALICE.did, BOB.did], NOBODY))
     assert not identities.missing([ALICE.did, BOB.did], [BOB.did]), "each is looked up once"
     assert not (await identities.resolve(ALICE.did)).candidates(NOW + 1)
     assert (await identities.resolve(BOB.did)).candidates(NOW + 1) == (BOB.public_key,)
@@ -444,7 +452,7 @@ async def test_the_newest_client_manifest_counts(log, way):
     else:
         await identities.open()
         assert identities.missing([], [CLIENT.did]) == [CLIENT.did]
-        await identities.load([CLIENT.did])
+        await identities.load(dict.fromkeys([CLIENT.did], NOBODY))
     found = identities.manifest(CLIENT.did)
     assert found is not None and found.packet_id == twins[0].packet_id
 
@@ -454,7 +462,7 @@ async def test_a_manifest_that_was_erased_counts_no_more(log):
     erased = log.add(manifest("new"))
     identities = directory(log)
     await identities.open()
-    await identities.load([CLIENT.did])
+    await identities.load(dict.fromkeys([CLIENT.did], NOBODY))
     before = identities.generation
     log.entries.remove(erased)
     identities.forget_manifests()
@@ -462,7 +470,7 @@ async def test_a_manifest_that_was_erased_counts_no_more(log):
         CLIENT.did, identities.generation
     )
     assert identities.missing([], [CLIENT.did]) == [CLIENT.did]
-    await identities.load([CLIENT.did])
+    await identities.load(dict.fromkeys([CLIENT.did], NOBODY))
     found = identities.manifest(CLIENT.did)
     assert found is not None and found.content["name"] == "old"
 
@@ -472,14 +480,14 @@ async def test_a_manifest_that_was_read_before_it_was_erased_is_read_again(log):
     identities = directory(log)
     await identities.open()
     log.gate.clear()
-    loading = asyncio.create_task(identities.load([CLIENT.did]))
+    loading = asyncio.create_task(identities.load(dict.fromkeys([CLIENT.did], NOBODY)))
     await log.asked.wait()
     log.entries.remove(erased)
     identities.forget_manifests()
     log.gate.set()
     await loading
     assert identities.missing([], [CLIENT.did]) == [CLIENT.did]
-    await identities.load([CLIENT.did])
+    await identities.load(dict.fromkeys([CLIENT.did], NOBODY))
     assert identities.missing([], [CLIENT.did]) == [] and identities.manifest(CLIENT.did) is None
 
 

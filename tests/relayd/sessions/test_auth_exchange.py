@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,6 +20,7 @@ from relayd.access.auth import Grants
 from relayd.moderation import Ban, Bans, SubjectKind
 from relayd.sessions import auth_exchange
 from relayd.sessions.session import Session
+from relayd.store.payers import Asker
 from relayd.store.types import LogEntry, NewPacket, StoreTimeout, StoreUnavailable
 from tests.relayd.sessions.connection_rig import (
     ALICE,
@@ -45,16 +45,16 @@ class SlowIdentities:
     def __init__(self) -> None:
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
         self.asked: list[str] = []
-        self.places: list[object] = []
+        self.askers: list[object] = []
 
-    async def resolve(self, did: str, worked: Callable[[float], None], place: object, payer: object) -> Any:
+    async def resolve(self, did: str, asker: Asker) -> Any:
         self.asked.append(did)
-        self.places.append(place)
+        self.askers.append(asker)
         answer = await self.answers.get()
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, float):
-            worked(answer)
+            asker.checked_for(answer)
         return KeyChain.genesis(did, rules=KeyRules())
 
 
@@ -90,7 +90,7 @@ async def test_what_follows_an_auth_waits_for_its_outcome(slow):
     assert rig.relay.admission.pending == 2
     assert rig.transport.reading
     assert rig.connection._lane.identity == ALICE.did
-    assert identities.places == [rig.connection.turn]
+    assert identities.askers == [rig.connection]
 
 
 @pytest.mark.req("R-133", "R-321")
@@ -268,9 +268,10 @@ async def test_a_chain_that_must_be_read_first_is_waited_for_and_a_lost_database
         def chain(self, did: str) -> None:
             return None
 
-        async def resolve(self, did: str, worked: Callable[[float], None], **_: object) -> Any:
+        async def resolve(self, did: str, asker: Asker, *, in_turn: bool) -> Any:
+            assert not in_turn, "a peer cannot put off the end of its session by what it owes"
             answer = answers.pop(0)
-            worked(5.0)
+            asker.checked_for(5.0)
             if isinstance(answer, Exception):
                 raise answer
             return answer

@@ -292,9 +292,12 @@ class Federation:
         """Note one piece of evidence against the peer."""
         self._note(peer_id, kind, bad=1)
         is_barred = self._standings.is_barred(peer_id, self._clock())
-        event = "peer_forged" if kind is Aspect.VALIDITY else "peer_withholds"
-        until = self._standings.barred_until(peer_id) if is_barred else 0
-        _log.warning(event, peer=peer.relay_id, reason=reason, barred_until=until)
+        _log.warning(
+            "peer_forged" if kind is Aspect.VALIDITY else "peer_withholds",
+            peer=peer.relay_id,
+            reason=reason,
+            barred_until=self._standings.barred_until(peer_id) if is_barred else 0,
+        )
         if is_barred and (link := self._links.get(peer_id)) is not None:
             link.end(what)
 

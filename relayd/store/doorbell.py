@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 
 import asyncpg
 
 from relayd import failpoints
+from relayd.logs import get_logger
 from relayd.pauses import Pauses
 from relayd.store.connection import close_quietly, connect, deadline
 from relayd.store.queries import CHANNEL
@@ -19,7 +19,7 @@ from relayd.store.types import StoreError, StoreUnavailable
 
 __all__ = ["Doorbell"]
 
-_log = logging.getLogger("relayd.store")
+_log = get_logger("relayd.store")
 
 _PROBE_INTERVAL = 20.0
 _BUS_PROBE_INTERVAL = 1.0
@@ -89,7 +89,7 @@ class Doorbell:
             except StoreError:
                 pass
             except Exception:  # else this process would no longer hear of others' commits
-                _log.exception("the doorbell met what it does not know: our bug, or a damaged schema")
+                _log.exception("doorbell_failed")  # our bug, or a damaged schema
             await pauses.wait()
 
     async def _start(self, connection: asyncpg.Connection) -> None:

@@ -245,7 +245,7 @@ class Writer(Generic[Ticket]):
                 delay = min(delay * 2, _BACKOFF_SECONDS[1])
                 self._give_up(problem_of(error))
             except StoreError:
-                _log.exception("the database refused a batch without a bad row: our bug, or a damaged schema")
+                _log.exception("batch_failed")  # no row is to blame: our bug, or a damaged schema
                 self._fail_batch()
             else:
                 self._committed(appended, time.perf_counter() - started_at)

@@ -299,7 +299,7 @@ async def test_a_batch_that_is_refused_as_a_whole_fails_and_the_next_is_tried(lo
     assert writer.failed == [1]
     assert tickets(writer) == [2]
     assert [line["log_level"] for line in lines] == ["error"]
-    assert "refused a batch" in lines[0]["event"]
+    assert lines[0]["event"] == "batch_failed"
 
 
 async def test_cancelling_keeps_what_was_not_committed(log, make, packet):

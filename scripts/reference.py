@@ -19,6 +19,7 @@ import strata.tools.cli
 import strata_pipeline.cli
 import typer
 from strata.protocol import errors, wire
+from strata.protocol.programs import commands_of
 
 import relayd.cli
 from relayd import manual
@@ -94,14 +95,13 @@ def commands_page() -> str:
         ("strata", strata.tools.cli.app),
         ("strata-pipeline", strata_pipeline.cli.app),
     ):
-        lines += _command(typer.main.get_command(app), program, None, level=2)
+        lines += _command(commands_of(app), program, None, level=2)
     return "\n".join(lines)
 
 
 def _command(command: Any, name: str, parent: Any, level: int) -> Iterator[str]:
     context = typer.Context(command, info_name=name, parent=parent)
-    usage = [context.command_path, *(piece.replace("[[", "[").replace("]]", "]")
-                                     for piece in command.collect_usage_pieces(context))]  # fmt: skip
+    usage = [context.command_path, *command.collect_usage_pieces(context)]
     yield f"{'#' * level} {context.command_path}\n"
     yield inspect.cleandoc(command.help or "").replace("\f", "") + "\n"
     yield f"```text\n{' '.join(usage)}\n```\n"

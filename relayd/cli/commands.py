@@ -1,7 +1,8 @@
 """The `relayd` command.
 
 Exit codes: 0 done, 1 done except for what the output names, 2 usage or configuration, 3 database unreachable
-or unsafe, 4 port taken. Results go to stdout, everything else to stderr.
+or unsafe, 4 port taken, 130 and 143 stopped by Ctrl-C and SIGTERM, 141 the reader of stdout went away.
+Results go to stdout, everything else to stderr.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import msgspec
 import typer
-from strata.protocol.interrupts import EndsAtOnce
-from strata.protocol.streams import forget_stdout, open_standard_streams
-from typer.main import get_command
+from strata.protocol.programs import run_program
 
 from relayd.cli import console
 from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDir, Json
@@ -52,21 +51,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the command."""
-    open_standard_streams()
-    with EndsAtOnce():
-        command = get_command(app)
-    try:
-        command(prog_name="relayd")
-    except OSError as error:  # a full disk behind stdout; the commands report other failures themselves
-        forget_stdout()
-        console.say(str(error))
-        sys.exit(EXIT_INCOMPLETE)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in {"relayd", "strata"}:
-            raise
-        # The distribution alone is the client library; the daemon's dependencies are an extra.
-        console.say(f"{error.name} is not installed; the daemon needs: pip install 'relayd[relay]'")
-        sys.exit(EXIT_CONFIGURATION)
+    run_program(app, "relayd", says="relayd", install="pip install 'relayd[relay]'")
 
 
 def _print_version(asked: bool) -> None:
@@ -107,9 +92,12 @@ def serve(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Serve /metrics at this address and not at the port."),
     ] = None,
-    log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="auto, json or console.")] = None,
+    log_format: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="The form of log lines: auto, json or console.")
+    ] = None,
     log_level: Annotated[
-        str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")
+        str | None,
+        typer.Option(metavar="LEVEL", help="The least severe level to log: debug, info, warning or error."),
     ] = None,
 ) -> None:
     """Run the relay until SIGTERM.
@@ -402,7 +390,7 @@ def dev_cert(
     try:
         made = write_dev_certificates(directory, tuple(names or ()))
     except (OSError, ValueError) as error:
-        console.fail(EXIT_CONFIGURATION, str(error))
+        console.fail(EXIT_CONFIGURATION, error)
     typer.echo(f"relayd serve --tls-cert {made.cert} --tls-key {made.key}")
     typer.echo(f"SSL_CERT_FILE={made.ca}   # for clients: trusts this certificate and nothing else")
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import typer
+from strata.protocol.programs import sentence
 
 from relayd.config import ConfigurationError, Settings, load
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE
@@ -41,13 +42,13 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(_until_told(main))
     except StoreError as error:
-        fail(EXIT_DATABASE, str(error))
+        fail(EXIT_DATABASE, error)
     except ConfigurationError as error:
         fail(EXIT_CONFIGURATION, *error.problems)
     except BrokenPipeError:
         raise  # the reader of stdout has gone: nothing to report
     except (OSError, ValueError) as error:
-        fail(EXIT_CONFIGURATION, str(error))
+        fail(EXIT_CONFIGURATION, error)
     except KeyboardInterrupt:
         fail(130, "stopped; start it again to go on")
     except asyncio.CancelledError:
@@ -62,10 +63,10 @@ async def _until_told(main: Coroutine[Any, Any, T]) -> T:
     return await main
 
 
-def fail(code: int, *problems: str) -> NoReturn:
+def fail(code: int, *problems: str | Exception) -> NoReturn:
     """End the command with this code, after a line for each problem."""
     for problem in problems:
-        say(problem)
+        say(problem if isinstance(problem, str) else sentence(problem))
     raise typer.Exit(code)
 
 

@@ -154,7 +154,7 @@ def erase(
     ] = "",
     authors: Annotated[
         list[str] | None,
-        typer.Option("--author", metavar="DID", help="Erase all packets of this author."),
+        typer.Option("--author", metavar="DID", help="Erase all packets of this author; may repeat."),
     ] = None,
     places: Annotated[
         str | None,
@@ -194,7 +194,7 @@ def erase(
     try:
         why, actor = check_reason(reason), actor_of(by)
     except ValueError as error:
-        console.fail(EXIT_CONFIGURATION, str(error))
+        console.fail(EXIT_CONFIGURATION, error)
     done = console.run(_erase(settings, kind, wanted, why, actor))
     absent = len(set(wanted)) - done.packets - done.spared if kind is SubjectKind.PACKET else 0
     if json:
@@ -295,7 +295,7 @@ def _rule(
         expires_at = None if lasting is None else now + _seconds(lasting)
         reason, actor = check_reason(reason), actor_of(by)
     except ValueError as error:
-        console.fail(EXIT_CONFIGURATION, str(error))
+        console.fail(EXIT_CONFIGURATION, error)
     rulings = [Ruling(*each, bans, reason, actor, "command", expires_at) for each in wanted]
 
     async def run() -> list[bool]:
@@ -339,7 +339,7 @@ def _subjects(texts: list[str], kind: SubjectKind | None) -> list[tuple[SubjectK
                 )
             found.append((which, subject_of(which, text)))
     except ValueError as error:
-        console.fail(EXIT_CONFIGURATION, str(error))
+        console.fail(EXIT_CONFIGURATION, error)
     return found
 
 
@@ -387,7 +387,7 @@ def _erase_places(
         why, actor = "" if dry_run else check_reason(reason), actor_of(by)
         places = read_places(name)
     except (OSError, ValueError) as error:
-        console.fail(EXIT_CONFIGURATION, str(error))
+        console.fail(EXIT_CONFIGURATION, error)
 
     async def run() -> PlacesErased:
         async with opened_store(settings) as store:

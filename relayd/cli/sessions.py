@@ -77,7 +77,7 @@ def sessions_close(
     try:
         question, why, actor = Question(session=session), check_reason(reason), actor_of(by)
     except ValueError as error:
-        console.fail(EXIT_CONFIGURATION, str(error))
+        console.fail(EXIT_CONFIGURATION, error)
     roll = console.run(_close(settings, question, why, actor))
     if roll.silent:
         console.fail(EXIT_DATABASE, "the process of that session does not answer now")

@@ -31,13 +31,14 @@ PROMPT = re.compile(r"^(?:\w+=\S+ )*")
 
 @cache
 def programs() -> dict[str, Any]:
+    from strata.protocol.programs import commands_of
     from strata.tools.cli import app as strata
     from strata_pipeline.cli import app as pipeline
 
     from relayd.cli import app as relayd
 
     apps = {"relayd": relayd, "strata": strata, "strata-pipeline": pipeline}
-    return {name: typer.main.get_command(app) for name, app in apps.items()}
+    return {name: commands_of(app) for name, app in apps.items()}
 
 
 def commands_of(page: Path) -> list[str]:
@@ -79,6 +80,38 @@ def test_commands_and_options_of_a_page_exist(page: Path) -> None:
     of_program = programs()
     faults = {line: fault_of(line, of_program[line.split()[0]]) for line in commands_of(page)}
     assert {line: fault for line, fault in faults.items() if fault} == {}
+
+
+def below(command: Any, context: Any) -> Iterator[Any]:
+    """The context of a command, and of all commands below it."""
+    yield context
+    for name, each in getattr(command, "commands", {}).items():
+        yield from below(each, typer.Context(each, info_name=name, parent=context))
+
+
+COMMANDS = [
+    context
+    for name, program in programs().items()
+    for context in below(program, typer.Context(program, info_name=name))
+]
+PLACEHOLDER = re.compile(r"[A-Z][A-Z_:=]*(\.\.\.)?|<\w+(\|\w+)+>")
+
+
+@pytest.mark.parametrize("context", COMMANDS, ids=lambda context: context.command_path)
+def test_the_help_of_all_programs_is_of_one_hand(context: Any) -> None:
+    command = context.command
+    summary, _, more = (command.help or "").partition("\n")
+    assert re.match(r"[A-Z].*\.$", summary), "a summary, then the rest"
+    assert not more or more.startswith("\n")
+    for parameter in command.params:
+        names, meaning = parameter.get_help_record(context)
+        placeholder = names.rpartition("  ")[2].rpartition(" ")[2] if " " in names else names
+        is_flag = getattr(parameter, "is_flag", False)
+        assert is_flag or PLACEHOLDER.fullmatch(placeholder), names
+        meaning = parameter.help.partition("  [default: ")[0]
+        assert meaning[0].isupper() or meaning[0].isdigit(), names
+        assert meaning.endswith("."), names
+        assert not getattr(parameter, "multiple", False) or "may repeat" in meaning, names
 
 
 def test_an_invented_command_or_option_is_found_out() -> None:

@@ -5,6 +5,7 @@
 2  usage
 3  the database cannot be reached
 130 and 143 stopped by Ctrl-C, by SIGTERM
+141 the reader of stdout went away
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,10 +22,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from strata.protocol.interrupts import EndsAtOnce
 from strata.protocol.lake import LakeError, parse_day
-from strata.protocol.streams import forget_stdout, open_standard_streams
-from typer.main import get_command
+from strata.protocol.programs import run_program, sentence
 
 from strata_pipeline.errors import LogUnavailable, PipelineError, UsageError
 from strata_pipeline.lake.stores.schemes import is_object_place, not_on_a_disk
@@ -125,7 +123,9 @@ LakePlace = Annotated[
 Master = Annotated[
     str | None,
     typer.Option(
-        "--master", metavar="URL", help="Where Spark runs: local[*], spark://host:7077, sc://host:15002, …"
+        "--master",
+        metavar="URL",
+        help="Where Spark runs: local[*], spark://host:7077 or sc://host:15002, for example.",
     ),
 ]
 SparkConf = Annotated[
@@ -217,8 +217,7 @@ def failures_told() -> Iterator[None]:
         except BrokenPipeError:
             raise  # the reader of our output is gone, so no message is needed
         except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            _end(f"{where}{error.strerror or error}", 1)
+            _end(sentence(error), 1)
 
 
 @contextmanager
@@ -252,23 +251,5 @@ def _end(why: object, code: int) -> None:
 
 def main() -> None:
     """The entry point of the `strata-pipeline` command."""
-    open_standard_streams()
-    with EndsAtOnce():
-        command = get_command(app)
-    try:
-        command(prog_name="strata-pipeline")
-    except OSError as error:  # stdout is on a full disk: any other error has become a message already
-        forget_stdout()
-        print(f"strata-pipeline: {error}", file=sys.stderr)
-        sys.exit(1)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in {"strata", "strata_pipeline"}:
-            raise
-        # The plain distribution is the client library; the dependencies of the pipeline are an extra.
-        print(
-            f"strata-pipeline: {error.name} is not installed; the pipeline needs: "
-            "pip install 'relayd[pipeline]' (from a checkout: make pipeline)",
-            file=sys.stderr,
-        )
-        sys.exit(2)
-    sys.exit(0)
+    install = "pip install 'relayd[pipeline]' (from a checkout: make pipeline)"
+    run_program(app, "strata-pipeline", says="strata-pipeline", install=install)

@@ -63,7 +63,7 @@ def audit_command(
         list[str] | None,
         typer.Option(
             metavar="DID",
-            help="The relay whose tombstones count; an erasure by another relay is a fault. May be repeated.",
+            help="The relay whose tombstones count; may repeat. An erasure by another relay is a fault.",
             show_default=False,
         ),
     ] = None,
@@ -84,8 +84,8 @@ def audit_command(
     """Verify a lake: packets, manifests, agreement with the log.
 
     Exit code 0 means that all of it holds. The tip that is printed stands for the whole lake: with a copy of
-    the tip, anybody can prove later that nothing was changed. With --since an audit reads only the
-    new part; only a whole audit reads the older files again.
+    the tip, anyone can prove later that nothing was changed. With --since an audit reads only the new part;
+    only a whole audit reads the older files again.
     """
     from strata_pipeline.jobs.audit import audit
     from strata_pipeline.session import open_session

@@ -47,7 +47,7 @@ def compact_command(
         list[str] | None,
         typer.Option(
             metavar="DAY",
-            help="Rewrite this day (2026-11-21) even if it is compact. Repeatable.",
+            help="Rewrite this day (2026-11-21) even if it is compact; may repeat.",
             show_default=False,
         ),
     ] = None,

@@ -31,7 +31,10 @@ def find_command(
     authors: Annotated[
         list[str] | None,
         typer.Option(
-            "--author", metavar="DID", help="Look for all packets of this author.", show_default=False
+            "--author",
+            metavar="DID",
+            help="Look for all packets of this author; may repeat.",
+            show_default=False,
         ),
     ] = None,
     master: Master = None,

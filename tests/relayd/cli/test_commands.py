@@ -273,10 +273,10 @@ def test_a_relay_without_a_standard_stream_gives_its_number_to_no_socket(tmp_pat
     """uvloop ends the whole process if it must close such a socket."""
     opened = tmp_path / "opened"
     program = (
-        "import relayd.cli.commands as commands\n"
+        "import relayd.cli.commands as commands, strata.protocol.programs as programs\n"
         "def command(prog_name):\n"
         f"    with open({str(opened)!r}, 'w') as file: file.write(str(file.fileno()))\n"
-        "commands.get_command = lambda app: command\n"
+        "programs.commands_of = lambda app: command\n"
         "commands.main()"
     )
     subprocess.run([sys.executable, "-c", program], check=True, preexec_fn=lambda: os.close(number))

@@ -8,15 +8,12 @@ answer at once.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from typer.main import get_command
 
-from strata.protocol.interrupts import EndsAtOnce
-from strata.protocol.streams import BROKEN_PIPE, forget_stdout, open_standard_streams
+from strata.protocol.programs import run_program
 from strata.tools.cli import contexts, moderate, relays
 from strata.tools.cli import identity as identities
 from strata.tools.cli.options import (
@@ -423,12 +420,8 @@ def join_channel(
     ] = 60.0,
     listen: Annotated[bool, typer.Option("--listen", help="Read no input, and print until Ctrl-C.")] = False,
     join: Annotated[
-        str,
-        typer.Option(
-            "--join",
-            metavar="history|now",
-            help="Where to begin when you are new: with all that was said, or now.",
-        ),
+        Literal["history", "now"],
+        typer.Option("--join", help="Where to begin when you are new: with all that was said, or now."),
     ] = "history",
     authenticate: AuthenticateOption = "when_needed",
     pins: PinsOption = None,
@@ -486,20 +479,4 @@ app.add_typer(moderate.app)
 
 def main() -> None:
     """The entry point of the `strata` command."""
-    open_standard_streams()
-    with EndsAtOnce():
-        command = get_command(app)
-    try:
-        command(prog_name="strata")
-    except SystemExit as ended:
-        # Typer exits with 1 when the reader of stdout has gone away, as for any other error.
-        if not isinstance(ended.__context__, BrokenPipeError):
-            raise
-        forget_stdout()
-        sys.exit(BROKEN_PIPE)
-    except OSError as error:  # a full disk under stdout; the commands report every other failure themselves
-        from strata.tools.cli import output
-
-        forget_stdout()
-        output.note(f"error: {error}")
-        sys.exit(1)
+    run_program(app, "strata", says="error")

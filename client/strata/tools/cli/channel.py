@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -89,7 +89,7 @@ class ChatRequest:
     pins: Path | None
     yes: bool
     as_json: bool
-    join: str = "history"
+    join: Literal["history", "now"] = "history"
 
 
 def channel(request: ChatRequest) -> None:
@@ -100,9 +100,7 @@ def channel(request: ChatRequest) -> None:
             check_id("--sender", request.sender)
         check_content_topic(request.topic)
     except ValueError as error:
-        output.misuse(str(error))
-    if request.join not in ("history", "now"):
-        output.misuse("--join: choose history or now")
+        output.misuse(error)
     hook = _hook(request)
     try:
         identity = load_identity(request.identity)
@@ -234,7 +232,7 @@ class _Chat:
                 sender_id=self._request.sender,
                 encryption=self._hook,
                 persistence=store,
-                join="now" if self._request.join == "now" else "history",
+                join=self._request.join,
                 # If the program dies before it has shown a message, the next start shows it.
                 hand_over="at_least_once",
                 auto_start=False,

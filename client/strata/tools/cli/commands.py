@@ -85,7 +85,7 @@ def subscribe(
         since_at = None if since is None else moment(since, now)
         until_at = None if until is None else moment(until, now)
     except ValueError as error:
-        output.misuse(str(error))
+        output.misuse(error)
     if live and until is not None:
         output.misuse("--until is for stored packets: add --no-live")
     run(

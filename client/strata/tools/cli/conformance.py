@@ -136,7 +136,7 @@ def _load_identity(path: Path | None) -> Identity | None:
     try:
         return Identity.load(expanded(path))
     except (StrataError, OSError) as error:
-        output.misuse(str(error))
+        output.misuse(error)
 
 
 def _console() -> Console:

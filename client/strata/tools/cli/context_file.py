@@ -77,7 +77,7 @@ class ContextFile:
         try:
             return cls.read()
         except (OSError, ValueError) as error:
-            output.misuse(str(error))
+            output.misuse(error)
 
     @classmethod
     @contextmanager

@@ -57,7 +57,7 @@ def add(
         try:
             file.add(name, context)
         except ValueError as error:
-            output.misuse(str(error))
+            output.misuse(error)
     _print(file, name, as_json=json)
     if context.identity is not None and not Path(context.identity).exists():
         output.note(f"there is no key file yet; make one with: strata keygen --output {context.identity}")

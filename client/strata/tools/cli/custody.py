@@ -174,7 +174,7 @@ def revoke(
     try:
         revoked_at = moment(at, time.time())
     except ValueError as error:
-        output.misuse(str(error))
+        output.misuse(error)
 
     async def work() -> int:
         async with connect(relay, identity=identity, options=_OPTIONS) as connection:

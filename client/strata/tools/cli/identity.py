@@ -34,7 +34,7 @@ app = typer.Typer(
 )
 
 ReasonOption = Annotated[
-    str | None, typer.Option("--reason", metavar="TEXT", help="The reason, for everybody to read.")
+    str | None, typer.Option("--reason", metavar="TEXT", help="The reason; anyone can read it.")
 ]
 DelayOption = Annotated[
     int,
@@ -186,7 +186,7 @@ def revoke(
 def approve(
     event: Annotated[str, typer.Argument(metavar="PACKET_ID", help="The event, as `show` names it.")],
     note: Annotated[
-        str | None, typer.Option("--note", metavar="TEXT", help="A note for everybody to read.")
+        str | None, typer.Option("--note", metavar="TEXT", help="A note; anyone can read it.")
     ] = None,
     recovery_delay: DelayOption = _DEFAULT_DELAY,
     relay: RelayOption = DEFAULT_RELAY,

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -24,7 +24,7 @@ from strata.tools.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from strata.relays.moderating import ModeratedKind, Moderator
+    from strata.relays.moderating import Moderator
 
 __all__ = ["app"]
 
@@ -40,11 +40,12 @@ _DURATION = re.compile(r"(\d{1,9})([smhdw])")
 _OF_RULINGS: Final = ("act", "kind", "subject", "actor", "reason")
 _OF_SESSIONS: Final = ("id", "opened_at", "address", "identity", "subscriptions", "publishes", "events")
 """The members of an entry that are printed without `--json`."""
-_KINDS: Final = ("author", "packet", "media", "type", "network")
 _DONE: Final = {"ban": "banned", "unban": "unbanned", "close": "closed"}
 
+_SubjectKind = Literal["author", "packet", "media", "type", "network"]
 _Kind = Annotated[
-    str | None, typer.Option("--kind", metavar="KIND", help="author, packet, media, type or network.")
+    _SubjectKind | None,
+    typer.Option("--kind", help="What the subject is; needed for packets, media hashes and types."),
 ]
 _Subject = Annotated[
     str,
@@ -55,7 +56,9 @@ _Subject = Annotated[
 @app.command()
 def ban(
     subject: _Subject,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why.")],
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the log of rulings.")
+    ],
     kind: _Kind = None,
     lasting: Annotated[
         str | None, typer.Option("--for", metavar="TIME", help="How long: 90s, 30m, 12h, 7d, 2w.")
@@ -69,7 +72,7 @@ def ban(
 ) -> None:
     """Ban a subject; of a packet, remove it."""
     expires_at = None if lasting is None else int(time.time()) + _seconds(lasting)
-    which = _kind_of(subject) if kind is None else _checked(kind)
+    which = kind or _kind_of(subject)
     session = _session(relay, identity, timeout, yes)
     _rule(
         session,
@@ -84,7 +87,9 @@ def ban(
 @app.command()
 def unban(
     subject: _Subject,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why.")] = "lifted",
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the log of rulings.")
+    ] = "lifted",
     kind: _Kind = None,
     relay: RelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
@@ -97,7 +102,7 @@ def unban(
 
     Exit code 1 if there was none.
     """
-    which = _kind_of(subject) if kind is None else _checked(kind)
+    which = kind or _kind_of(subject)
     session = _session(relay, identity, timeout, yes)
     _rule(
         session, lambda: session.unban(which, subject, reason=reason), "unban", which, subject, as_json=json
@@ -106,7 +111,7 @@ def unban(
 
 @app.command("list")
 def list_(
-    kind: _Kind = None,
+    kind: Annotated[_SubjectKind | None, typer.Option("--kind", help="Only these.")] = None,
     relay: RelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
@@ -115,9 +120,8 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """Print the bans in force."""
-    which = None if kind is None else _checked(kind)
     session = _session(relay, identity, timeout, yes)
-    _print(session, session.bans(which), _OF_RULINGS, as_json=json)
+    _print(session, session.bans(kind), _OF_RULINGS, as_json=json)
 
 
 @app.command()
@@ -158,7 +162,9 @@ def sessions(
 @app.command()
 def close(
     session_id: Annotated[str, typer.Argument(metavar="ID", help="As `sessions` prints it.")],
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why.")],
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the log of rulings.")
+    ],
     relay: RelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
@@ -247,12 +253,6 @@ def _kind_of(subject: str) -> Literal["author", "network"]:
     if re.fullmatch(r"[0-9A-Fa-f.:]+(/\d+)?", subject):
         return "network"
     raise typer.BadParameter("say with --kind what the subject is")
-
-
-def _checked(kind: str) -> ModeratedKind:
-    if kind not in _KINDS:
-        raise typer.BadParameter(f"--kind is one of {', '.join(_KINDS)}")
-    return cast("ModeratedKind", kind)
 
 
 def _seconds(text: str) -> int:

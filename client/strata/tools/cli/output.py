@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NoReturn, Self
 import msgspec
 import typer
 
+from strata.protocol.programs import sentence
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -26,6 +28,7 @@ __all__ = [
     "harmless",
     "misuse",
     "note",
+    "note_error",
     "utc",
     "write_delivery",
     "write_key_file",
@@ -65,15 +68,20 @@ def note(text: str) -> None:
     print(_harmless_lines(text), file=sys.stderr)
 
 
-def fail(problem: str) -> NoReturn:
+def note_error(problem: str | Exception) -> None:
+    """Write a line about what went wrong to stderr."""
+    note(f"error: {problem if isinstance(problem, str) else sentence(problem)}")
+
+
+def fail(problem: str | Exception) -> NoReturn:
     """Say what went wrong, and end with exit code 1."""
-    note(f"error: {problem}")
+    note_error(problem)
     raise typer.Exit(1)
 
 
-def misuse(problem: str) -> NoReturn:
+def misuse(problem: str | Exception) -> NoReturn:
     """Say what is wrong with the command line, or with a file that it names, and end with exit code 2."""
-    note(f"error: {problem}")
+    note_error(problem)
     raise typer.Exit(USAGE)
 
 

@@ -65,7 +65,7 @@ def probe(
 @app.command()
 def add(
     relays: Annotated[
-        list[str] | None, typer.Argument(metavar="URL", help="ws, wss or strata:// URLs.")
+        list[str] | None, typer.Argument(metavar="URL", help="The relays: ws, wss or strata:// URLs.")
     ] = None,
     list_file: Annotated[
         Path | None,
@@ -104,7 +104,7 @@ def export(scores: ScoresOption = DEFAULT_SCORES) -> None:
     except BrokenPipeError:
         raise  # the reader of stdout has gone away, which is not an error to report
     except OSError as error:
-        output.fail(str(error))
+        output.fail(error)
 
 
 @app.command()

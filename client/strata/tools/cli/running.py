@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 import typer
 
 from strata.protocol.errors import RequestRefused, Retry, StrataError
+from strata.protocol.programs import sentence
 from strata.protocol.streams import BROKEN_PIPE, forget_stdout
 from strata.tools.cli import output
 
@@ -26,7 +27,7 @@ def run(work: Coroutine[object, object, int]) -> None:
         forget_stdout()
         code = BROKEN_PIPE
     except (StrataError, ValueError, OSError) as error:
-        output.fail(f"{error}{_advice(error)}")
+        output.fail(f"{sentence(error)}{_advice(error)}")
     raise typer.Exit(code)
 
 

@@ -55,7 +55,7 @@ def add(path: Path, relays: Sequence[str], list_file: Path | None, *, yes: bool,
         for url in urls:
             check_url(url)
     except (ValueError, OSError, ConnectionFailed) as error:
-        output.misuse(str(error))
+        output.misuse(error)
     with _opened(path) as file:
         for url in dict.fromkeys(urls):
             is_new = file.add(url, time.time())
@@ -85,7 +85,7 @@ def probe(path: Path, urls: Sequence[str], *, count: int, timeout: float, as_jso
         for url in urls:  # they are remembered
             check_url(url)
     except ConnectionFailed as error:
-        output.misuse(str(error))
+        output.misuse(error)
     with _opened(path) as file:
         asked = list(dict.fromkeys(urls)) or [relay.url for relay in file.relays()]
         if not asked:
@@ -153,7 +153,7 @@ def _opened(path: Path) -> Iterator[ScoreFile]:
     except BrokenPipeError:
         raise  # the reader of stdout has gone away, which is not an error to report
     except OSError as error:
-        output.fail(str(error))
+        output.fail(error)
 
 
 def _current(file: ScoreFile, url: str) -> tuple[Saved, Score]:

@@ -77,7 +77,7 @@ def load_identity(path: Path, *, made_by: str = "strata keygen") -> Identity:
     except FileNotFoundError:
         output.fail(f"there is no identity at {path}; make one with: {made_by} --output {path}")
     except (StrataError, OSError) as error:
-        output.fail(str(error))
+        output.fail(error)
 
 
 def save_identity(identity: Identity, path: Path) -> None:

@@ -343,11 +343,11 @@ def test_what_readme_and_the_five_minutes_say_besides_the_tour(tmp_path: Path) -
             readme,
             {
                 "make ": "tests/test_makefile.py; `make run` is what a fixture does for most tests",
-                "strata subscribe --type POST": "has no end; the tour reads with --no-live",
                 "export PIPELINE": "tests/system/test_pipeline.py has the URL from the relay's folder",
                 "strata-pipeline ": "tests/system/test_pipeline.py",
                 "docker-compose ": "tests/test_compose.py reads the file; no test has Docker",
                 "RELAY_DOMAIN=": "tests/test_compose.py reads the file; no test has Docker or a name",
+                "SSL_CERT_FILE=": "the guide of operations has the same, and its test runs it",
                 "curl ": "tests/system/test_http.py",
                 "import ": "tests/system/test_readme.py",
             },

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Literal, TextIO
 
+from strata.protocol.sentences import sentence
+
 if TYPE_CHECKING:
     from structlog.typing import Processor
 
@@ -148,5 +150,5 @@ def _escape(
 
 
 def problem_of(error: BaseException) -> str:
-    """The message of an error, or its type if it has none, as with a timeout."""
-    return str(error) or type(error).__name__
+    """The value of the field `problem` for an error."""
+    return sentence(error)

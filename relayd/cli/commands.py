@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import msgspec
 import typer
 from strata.protocol.programs import run_program
+from strata.protocol.sentences import sentence
 
 from relayd.cli import console
 from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDir, Json
@@ -221,7 +222,7 @@ def top(
                     before = now
                     time.sleep(interval)
     except (OSError, ValueError) as error:
-        console.fail(EXIT_INCOMPLETE, f"{url}: {error}")
+        console.fail(EXIT_INCOMPLETE, f"{url}: {sentence(error)}; --url names a relay's /metrics")
     except KeyboardInterrupt:
         pass
 

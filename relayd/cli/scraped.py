@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import re
 import ssl
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Final
@@ -67,6 +68,10 @@ def scrape(url: str) -> Scraped:
     try:
         with opener.open(url, timeout=_TIMEOUT) as answer:
             said = answer.read(_LONGEST).decode(errors="replace")
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, OSError):
+            raise error.reason from None
+        raise
     except http.client.HTTPException as error:  # an invalid URL, or a server that does not speak HTTP
         raise ValueError(f"{type(error).__name__}: {error}") from None
     samples = tuple(

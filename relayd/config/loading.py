@@ -98,7 +98,8 @@ def _from_file(path: Path | None, problems: list[str]) -> dict[str, Any]:
             return {}
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # also for too long a number, or too deep a list
-        problems.append(f"{path}: {error.strerror if isinstance(error, OSError) else error}")
+        why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        problems.append(f"{path}: {error.strerror if isinstance(error, OSError) else why}")
         return {}
     return _convert(raw, problems, lambda row: f"{path}: {row.name}", lax=False, source=f"{path}: ")
 

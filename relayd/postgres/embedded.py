@@ -165,7 +165,7 @@ class EmbeddedPostgres:
         except BaseException as error:
             await asyncio.shield(self.stop())
             if isinstance(error, OSError):
-                problem = f"the data folder {self._data_dir} cannot be used: {error}"
+                problem = f"the data folder {self._data_dir} cannot be used: {problem_of(error)}"
                 raise EmbeddedPostgresError(problem) from error
             raise
 

@@ -15,6 +15,7 @@ from relayd.process.listening import PortTaken
 from relayd.process.server import print_ready, serve
 from relayd.process.signals import stop_on_signals
 from relayd.process.workers import supervise
+from relayd.references import check_references
 from relayd.store.types import StoreError
 from relayd.tls import TlsError, lacks_name, make_certificate
 
@@ -29,6 +30,7 @@ def run(settings: Settings) -> int:
     for warning in settings.warnings:
         _log.warning("setting", problem=warning)
     try:
+        check_references(settings)  # before a database is made and a worker is started for nothing
         _show_trust(settings)
         main = supervise(settings, print_ready) if settings.workers > 1 else _serve_alone(settings)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

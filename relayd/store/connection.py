@@ -11,6 +11,7 @@ from typing import Final
 
 import asyncpg
 
+from relayd.logs import problem_of
 from relayd.store.hosts import each_server
 from relayd.store.payers import Payer, line_of
 from relayd.store.turns import Turn, Turns
@@ -167,7 +168,7 @@ def _too_old() -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     # Only the message: the detail of a PostgreSQL error may quote stored values.
-    return str(error).partition("\n")[0] or type(error).__name__
+    return problem_of(error).partition("\n")[0]
 
 
 async def connect(

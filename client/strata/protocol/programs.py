@@ -14,9 +14,10 @@ from typer.core import TyperArgument, TyperGroup
 from typer.main import get_command
 
 from strata.protocol.interrupts import EndsAtOnce
+from strata.protocol.sentences import sentence
 from strata.protocol.streams import BROKEN_PIPE, forget_stdout, open_standard_streams
 
-__all__ = ["commands_of", "run_program", "sentence"]
+__all__ = ["commands_of", "run_program"]
 
 _OURS = {"relayd", "strata", "strata_pipeline"}
 
@@ -81,13 +82,6 @@ def run_program(app: typer.Typer, name: str, *, says: str, install: str | None =
         # The distribution alone is the client library; what the other programs need are extras.
         _end(f"{says}: {error.name} is not installed; {name} needs: {install}", 2)
     sys.exit(0)
-
-
-def sentence(error: BaseException) -> str:
-    """An error in words for a person: what it is about, then what is wrong, without its number."""
-    if not isinstance(error, OSError) or not error.strerror:
-        return str(error) or type(error).__name__
-    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
 def _end(message: str, code: int) -> NoReturn:

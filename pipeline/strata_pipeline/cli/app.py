@@ -23,7 +23,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from strata.protocol.lake import LakeError, parse_day
-from strata.protocol.programs import run_program, sentence
+from strata.protocol.programs import run_program
+from strata.protocol.sentences import sentence
 
 from strata_pipeline.errors import LogUnavailable, PipelineError, UsageError
 from strata_pipeline.lake.stores.schemes import is_object_place, not_on_a_disk

@@ -6,7 +6,9 @@ import socket
 import threading
 
 import pytest
+from typer.testing import CliRunner
 
+from relayd.cli import app
 from relayd.cli.scraped import Scraped, metrics_url, scrape
 from relayd.cli.top import Look, figures, table
 from relayd.config import Settings
@@ -82,3 +84,10 @@ def test_somebody_who_speaks_no_http_is_no_relay():
         thread.join()
     with pytest.raises(ValueError, match="InvalidURL"):
         scrape("http://127.0.0.1:1/a b")
+
+
+def test_a_relay_that_is_not_there_is_told_without_the_library_s_words(unused_tcp_port):
+    url = f"http://127.0.0.1:{unused_tcp_port}/metrics"
+    done = CliRunner().invoke(app, ["top", "--url", url])
+    told = f"relayd: {url}: Connection refused; --url names a relay's /metrics\n"
+    assert (done.exit_code, done.stderr) == (1, told)

@@ -89,6 +89,11 @@ def test_a_file_that_cannot_be_read_is_named(toml, tmp_path, path_text, problem)
     assert problem in found
 
 
+def test_a_file_that_is_not_utf_8_is_said_to_be_none(tmp_path):
+    (tmp_path / "relayd.toml").write_bytes(b"\xff")
+    assert problems(tmp_path / "relayd.toml") == [f"{tmp_path}/relayd.toml: not UTF-8"]
+
+
 @pytest.mark.parametrize("asked", ["is_dir", "iterdir"])
 def test_a_folder_that_may_not_be_read_is_no_empty_one(tmp_path, monkeypatch, asked):
     """With the defaults, clients that the file excludes would be admitted."""

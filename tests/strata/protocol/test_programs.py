@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import IO, Annotated
 import pytest
 import strata
 import typer
-from strata.protocol.programs import commands_of, run_program, sentence
+from strata.protocol.programs import commands_of, run_program
 
 SOURCES = str(Path(strata.__file__).parent.parent)
 
@@ -90,20 +89,3 @@ def test_a_missing_module_of_our_own_is_a_bug_and_shown_as_one(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["toy", "take", "strata.lost"])
     with pytest.raises(ModuleNotFoundError):
         run_program(app, "toy", says="toy", install="pip install toys")
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (
-            FileNotFoundError(errno.ENOENT, "No such file or directory", "keys"),
-            "keys: No such file or directory",
-        ),
-        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
-        (ConnectionError("the relay went away"), "the relay went away"),
-        (ValueError("not a time"), "not a time"),
-        (TimeoutError(), "TimeoutError"),
-    ],
-)
-def test_an_error_is_told_without_its_number(error, text):
-    assert sentence(error) == text

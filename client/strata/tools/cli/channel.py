@@ -51,7 +51,7 @@ from strata.tools.cli.chatview import ChatView, JsonLines, PlainLines
 from strata.tools.cli.lines import stdin_lines
 from strata.tools.cli.outbox import ChatOutbox
 from strata.tools.cli.running import run
-from strata.tools.cli.target import Authenticate, Target, load_identity, require_relay_url
+from strata.tools.cli.target import Authenticate, Target, load_identity
 
 __all__ = ["ChatRequest", "channel", "channel_key"]
 
@@ -112,8 +112,6 @@ def channel(request: ChatRequest) -> None:
         )
         for relay in dict.fromkeys(request.relays)
     ]
-    for target in targets:
-        require_relay_url(target.url, "--relay: ")
     run(_Chat(request, targets, identity, hook).run())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from strata.channels.connecting import Relay
 from strata.protocol.errors import Closed, ConnectionFailed, StrataError
-from strata.protocol.ids import Identity, is_did
+from strata.protocol.ids import Identity
 from strata.relays.connection import LogReset, Options, Published, Subscription
 from strata.relays.connection.values import RESUME_MARGIN_SECONDS
 from strata.tools.cli import output
@@ -79,8 +79,7 @@ def subscribe(
     """Print the packets of a subscription."""
     now = time.time()
     for author in authors:
-        if not is_did(author):
-            output.misuse(f"--author: not a DID: {author!r}; one looks like did:strata:z6Mk…")
+        output.require_did(author, "--author: ")
     try:
         since_at = None if since is None else moment(since, now)
         until_at = None if until is None else moment(until, now)
@@ -112,6 +111,7 @@ def subscribe(
 
 def get(target: Target, packet_id: str, *, timeout: float, as_json: bool) -> None:
     """Print one packet."""
+    output.require_packet_id(packet_id)
     run(_get(target, packet_id, timeout=timeout, as_json=as_json))
 
 

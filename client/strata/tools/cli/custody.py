@@ -215,6 +215,7 @@ def approve(
     as_json: bool,
 ) -> None:
     """Agree to a pending recovery."""
+    output.require_packet_id(event)
     identity = _load(path)
 
     async def work() -> int:
@@ -251,6 +252,8 @@ def show(
     did: str | None, path: Path, *, recovery_delay: int, relay: str, timeout: float, as_json: bool
 ) -> None:
     """Print the keys of a DID."""
+    if did is not None:
+        output.require_did(did)
     whose = did or _load(path).did
 
     async def work() -> int:

@@ -17,9 +17,10 @@ from strata.tools.cli.options import (
     ContextOption,
     IdentityOption,
     JsonOption,
-    RelayOption,
+    PlainRelayOption,
     TimeoutOption,
     expanded,
+    relay_url_given,
 )
 
 __all__ = ["app"]
@@ -67,7 +68,12 @@ def create(
     threshold: ThresholdOption = None,
     relay: Annotated[
         str | None,
-        typer.Option("--relay", metavar="URL", help="Publish the document that names the recovery keys."),
+        typer.Option(
+            "--relay",
+            metavar="URL",
+            callback=relay_url_given,
+            help="Publish the document that names the recovery keys at this relay.",
+        ),
     ] = None,
     timeout: TimeoutOption = 30.0,
     json: JsonOption = False,
@@ -91,7 +97,7 @@ def document(
         list[Path], typer.Option("--recovery-key", metavar="FILE", help="A recovery key to name; may repeat.")
     ],
     threshold: ThresholdOption = None,
-    relay: RelayOption = DEFAULT_RELAY,
+    relay: PlainRelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
     context: ContextOption = None,
@@ -127,7 +133,7 @@ def rotate(
         ),
     ] = None,
     reason: ReasonOption = None,
-    relay: RelayOption = DEFAULT_RELAY,
+    relay: PlainRelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
     context: ContextOption = None,
@@ -165,7 +171,7 @@ def revoke(
     yes: Annotated[
         bool, typer.Option("--yes", help="Revoke the key even if no key is left to sign with.")
     ] = False,
-    relay: RelayOption = DEFAULT_RELAY,
+    relay: PlainRelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
     context: ContextOption = None,
@@ -189,7 +195,7 @@ def approve(
         str | None, typer.Option("--note", metavar="TEXT", help="A note; anyone can read it.")
     ] = None,
     recovery_delay: DelayOption = _DEFAULT_DELAY,
-    relay: RelayOption = DEFAULT_RELAY,
+    relay: PlainRelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
     context: ContextOption = None,
@@ -215,7 +221,7 @@ def show(
         str | None, typer.Argument(metavar="DID", help="The DID; by default that of the key file.")
     ] = None,
     recovery_delay: DelayOption = _DEFAULT_DELAY,
-    relay: RelayOption = DEFAULT_RELAY,
+    relay: PlainRelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
     context: ContextOption = None,

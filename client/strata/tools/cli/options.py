@@ -7,6 +7,7 @@ use`), the default.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,12 +23,14 @@ __all__ = [
     "IdentityOption",
     "JsonOption",
     "PinsOption",
+    "PlainRelayOption",
     "ReaderOption",
     "RelayOption",
     "TimeoutOption",
     "UrlArgument",
     "YesOption",
     "expanded",
+    "relay_url_given",
 ]
 
 DEFAULT_RELAY = "ws://127.0.0.1:7447/strata"
@@ -37,12 +40,14 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 def expanded(path: Path) -> Path:
     """A path with the user's home folder for ~. Ends the command with exit code 2 if there is none."""
-    try:
-        return path.expanduser()
-    except RuntimeError:  # no HOME, and no passwd entry for the user, as in some containers
-        from strata.tools.cli import output
+    with contextlib.suppress(
+        RuntimeError
+    ):  # no HOME, and no passwd entry for the user, as in some containers
+        if path.parts[:1] != ("~",) or os.environ.get("HOME") != "":
+            return path.expanduser()
+    from strata.tools.cli import output
 
-        output.misuse(f"{path}: this user has no home folder; set HOME, or name another file")
+    output.misuse(f"{path}: this user has no home folder; set HOME, or name another file")
 
 
 def _take_defaults_from_context(command: typer.Context, name: str | None) -> str | None:
@@ -72,6 +77,15 @@ def _take_defaults_from_context(command: typer.Context, name: str | None) -> str
     return name
 
 
+def relay_url_given(command: typer.Context, url: str | None) -> str | None:
+    """The URL of a relay that an option gives; for use as a callback. Exit code 2 if it is none."""
+    if url is not None and not command.resilient_parsing:  # the shell is not completing a word
+        from strata.tools.cli.target import require_relay_url
+
+        require_relay_url(url, "--relay: ")
+    return url
+
+
 ContextOption = Annotated[
     str | None,
     typer.Option(
@@ -90,6 +104,16 @@ RelayOption = Annotated[
         envvar="STRATA_RELAY",
         metavar="URL",
         help="The relay: a ws or wss URL, or a strata:// URI.",
+    ),
+]
+PlainRelayOption = Annotated[
+    str,
+    typer.Option(
+        "--relay",
+        envvar="STRATA_RELAY",
+        metavar="URL",
+        callback=relay_url_given,
+        help="The relay's ws or wss URL.",
     ),
 ]
 UrlArgument = Annotated[

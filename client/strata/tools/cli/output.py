@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, NoReturn, Self
 import msgspec
 import typer
 
-from strata.protocol.programs import sentence
+from strata.protocol.fields import is_content_id
+from strata.protocol.ids import is_did
+from strata.protocol.sentences import sentence
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -29,6 +31,8 @@ __all__ = [
     "misuse",
     "note",
     "note_error",
+    "require_did",
+    "require_packet_id",
     "utc",
     "write_delivery",
     "write_key_file",
@@ -83,6 +87,18 @@ def misuse(problem: str | Exception) -> NoReturn:
     """Say what is wrong with the command line, or with a file that it names, and end with exit code 2."""
     note_error(problem)
     raise typer.Exit(USAGE)
+
+
+def require_packet_id(text: str) -> None:
+    """End the command with exit code 2 unless this is a packet id."""
+    if not is_content_id(text):
+        misuse(f"not a packet id: {text!r}; one is 0x and 64 lowercase hex digits")
+
+
+def require_did(text: str, option: str = "") -> None:
+    """End the command with exit code 2 unless this is a DID; `option` says where it was given."""
+    if not is_did(text):
+        misuse(f"{option}not a DID: {text!r}; one looks like did:strata:z6Mk…")
 
 
 def harmless(text: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 import typer
 
 from strata.protocol.errors import RequestRefused, Retry, StrataError
-from strata.protocol.programs import sentence
+from strata.protocol.sentences import sentence
 from strata.protocol.streams import BROKEN_PIPE, forget_stdout
 from strata.tools.cli import output
 

@@ -55,14 +55,14 @@ class Target:
     ) -> Target:
         """The relay that a user names by URL or relay URI. A proposed relay is used once they agree (R-402).
 
-        Ends the command with exit code 2 for an unusable URI, for a relay not agreed to, and for
+        Ends the command with exit code 2 for an unusable URL or URI, for a relay not agreed to, and for
         `authenticate="always"` without an identity.
         """
         if authenticate == "always" and identity is None:
             output.misuse("--authenticate always needs --identity FILE")
-        return cls(
-            _agreed(relay, yes=yes) if uris.is_relay_uri(relay) else relay, authenticate, identity, pins
-        )
+        url = _agreed(relay, yes=yes) if uris.is_relay_uri(relay) else relay
+        require_relay_url(url)
+        return cls(url, authenticate, identity, pins)
 
     def connect(self, options: Options) -> Relay:
         """A connection to the relay, not yet opened."""

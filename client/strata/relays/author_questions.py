@@ -8,6 +8,7 @@ about fewer authors.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,7 +27,10 @@ _A = TypeVar("_A")
 Answers: TypeAlias = tuple[bool, Mapping[str, _A | StrataError]]
 """Whether the relay sent all that it has, and for each author the answer, or the error to raise."""
 
-_Waiting: TypeAlias = dict[str, list[asyncio.Future[_A]]]
+_Futures: TypeAlias = dict[asyncio.Future[_A], None]
+"""Those that wait for one answer, in order. Who is done, or has given up, is no longer among them."""
+
+_Waiting: TypeAlias = dict[str, _Futures[_A]]
 
 
 @dataclass(slots=True, eq=False)
@@ -71,8 +75,8 @@ class AuthorQuestions(Generic[_A]):
     def answer(self, author: str, since: float) -> asyncio.Future[_A]:
         """The answer to a question put no earlier than `since`, for one caller, who may cancel it."""
         answer: asyncio.Future[_A] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(_seen)
-        self._waiting_for(author, since).append(answer)
+        answer.add_done_callback(functools.partial(self._answered, author))
+        self._waiting_for(author, since)[answer] = None
         return answer
 
     def cancel(self) -> None:
@@ -86,7 +90,7 @@ class AuthorQuestions(Generic[_A]):
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _waiting_for(self, author: str, since: float) -> list[asyncio.Future[_A]]:
+    def _waiting_for(self, author: str, since: float) -> _Futures[_A]:
         for question in self._under_way:
             if question.put_at >= since and author in question.waiting:
                 return question.waiting[author]
@@ -94,7 +98,15 @@ class AuthorQuestions(Generic[_A]):
             task = asyncio.create_task(self._work(), name=self._name)
             self._tasks.add(task)
             task.add_done_callback(self._ended)
-        return self._wanted.setdefault(author, [])
+        return self._wanted.setdefault(author, {})
+
+    def _answered(self, author: str, answer: asyncio.Future[_A]) -> None:
+        """Drop one that waits no more: a question may last, and those who give up may come again."""
+        for waiting in (self._wanted, *(question.waiting for question in self._under_way)):
+            if author in waiting:
+                waiting[author].pop(answer, None)
+        if not answer.cancelled():
+            answer.exception()  # retrieved: nobody may be waiting any more, and then the loop would complain
 
     async def _work(self) -> None:
         """Ask until no author is wanted any more."""
@@ -122,7 +134,7 @@ class AuthorQuestions(Generic[_A]):
         again = _Waiting[_A]()
         for author, some in waiting.items():
             if author not in answers:
-                again[author] = some + self._wanted.pop(author, [])
+                again[author] = some | self._wanted.pop(author, {})
             elif isinstance(found := answers[author], StrataError):
                 _fail(some, found)
             else:
@@ -148,9 +160,3 @@ def _fail(waiting: Iterable[asyncio.Future[_A]], error: Exception) -> bool:
     for answer in answers:
         answer.set_exception(error)
     return bool(answers)
-
-
-def _seen(answer: asyncio.Future[_A]) -> None:
-    """Retrieve the failure: nobody may be waiting any more, and then the loop would complain."""
-    if not answer.cancelled():
-        answer.exception()

@@ -112,6 +112,23 @@ async def test_a_question_that_fails_and_one_that_is_given_up_disturb_nobody(rel
     assert not relay.questions._tasks
 
 
+async def test_who_gives_up_is_forgotten_while_the_question_lasts(relay):
+    """A question may last half a minute, and a reader with a shorter deadline asks again and again."""
+    relay.questions = AuthorQuestions(relay.put, most=MOST, at_once=1, name="one question")
+    now = asyncio.get_running_loop().time()
+    first = relay.questions.answer("a", since=now)
+    await begun()
+    given_up = [relay.questions.answer(author, since) for author in "ab" for since in (now, math.inf) * 50]
+    for each in given_up:
+        each.cancel()
+    await asyncio.sleep(0)
+    (question,) = relay.questions._under_way
+    assert list(question.everyone) == [first]
+    assert not any(relay.questions._wanted.values())
+    relay.may_answer.set()
+    assert await first == "1"
+
+
 async def test_closing_ends_every_wait(relay):
     waiting = relay.ask(*map(str, range(6)))
     await begun()

@@ -76,9 +76,12 @@ class KeyFetcher:
         for other in others:
             self._questions.want(other)
         ends = [answered] if given_up is None else [answered, given_up]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if answered.done():
-            answered.result()
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if answered.done():
+                answered.result()
+        finally:
+            answered.cancel()
 
     def refresh_stale(self) -> None:
         """Ask again, in the background, for the authors that the ring calls stale.

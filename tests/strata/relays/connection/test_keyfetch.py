@@ -192,6 +192,27 @@ async def test_an_author_whose_keys_alone_take_too_long_holds_up_nobody():
     await fetcher.close()
 
 
+async def test_who_gives_up_waiting_for_keys_is_forgotten_before_the_relay_answers():
+    async def read(authors: tuple[str, ...]) -> AsyncGenerator[Event, None]:
+        await asyncio.Event().wait()
+        yield post(OLD), START
+
+    fetcher = KeyFetcher(
+        KeyRing(Anchors(), max_authors=8, refresh_interval=300), read, timeout=60, name="keys"
+    )
+    given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiting = [
+        asyncio.create_task(fetcher.fetch(OLD.did, [], since=0, given_up=each)) for each in (None, given_up)
+    ]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    given_up.set_result(None)
+    await asyncio.wait(waiting)
+    await asyncio.sleep(0)
+    assert [list(each.everyone) for each in fetcher._questions._under_way] == [[]]
+    await fetcher.close()
+
+
 async def test_a_relay_that_takes_fewer_authors_at_once_is_asked_for_fewer():
     asked: list[int] = []
     nothing: list[Event] = []

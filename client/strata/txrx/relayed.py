@@ -168,6 +168,17 @@ def _is_full(error: StrataError) -> bool:
     return isinstance(error, OutgoingFull | SendQueueFull)
 
 
+def _has_not_gone_out(error: StrataError) -> bool:
+    """Whether a channel whose `send` raised this has sent nothing of the message, and never will."""
+    from strata.channels.persistence import PersistenceClosed, PersistenceError
+    from strata.channels.reliable.errors import ChannelNotOpen, NotStarted
+
+    if isinstance(error, PersistenceError):
+        # Nothing goes out before it is stored. But a closing channel may still store what it had accepted.
+        return not isinstance(error, PersistenceClosed)
+    return _is_full(error) or isinstance(error, ChannelNotOpen | NotStarted)
+
+
 class RelayTx(SessionTx[M]):
     """The transmitting end. It connects to the relay when the first message is posted."""
 
@@ -383,10 +394,11 @@ class _Carrier(Generic[M]):
                 await self._channel.send(message)
                 return
             except StrataError as error:
+                # A carrier that is over changes nothing: the session goes on without it.
+                if not self._is_over and _has_not_gone_out(error):
+                    self._core.not_written(before)
                 if not _is_full(error):
                     raise
-                if not self._is_over:  # else the session goes on without this carrier
-                    self._core.not_written(before)
                 # A message may have more pieces than the channel accepts before others acknowledge some.
                 await asyncio.sleep(_FULL_SECONDS)
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from strata.channels.persistence import PersistenceClosed, StorageFull
 from strata.channels.rate_limit import SendQueueFull
+from strata.channels.reliable.errors import ChannelFailed, ChannelNotOpen
 from strata.channels.sds import OutgoingFull
 from strata.protocol.errors import StrataError
 from strata.txrx import (
@@ -792,6 +794,33 @@ async def test_a_message_of_which_the_channel_took_a_part_alone_is_not_delivered
         DeliveryStatus.UNKNOWN if taken else DeliveryStatus.NOT_DELIVERED,
         DeliveryStatus.UNKNOWN if taken == 5 else DeliveryStatus.NOT_DELIVERED,
     ]
+    await tx.close()
+
+
+@pytest.mark.req("T-068", "T-104")
+@pytest.mark.parametrize(
+    ("error", "delivery"),
+    [
+        (StorageFull("no room left"), DeliveryStatus.NOT_DELIVERED),
+        (ChannelNotOpen(), DeliveryStatus.NOT_DELIVERED),
+        (PersistenceClosed("the writer was stopped"), DeliveryStatus.UNKNOWN),
+        (ChannelFailed("a task", OSError()), DeliveryStatus.UNKNOWN),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+async def test_a_message_that_the_channel_could_not_store_is_not_delivered(
+    error: StrataError, delivery: DeliveryStatus
+) -> None:
+    """Nothing goes out before it is stored; a channel that is closing, or fails, may have stored it."""
+    theirs = Channel()
+    tx, desk = sender(theirs, settings=TxRxSettings(message_delivery_timeout=0.3)), Desk(theirs)
+    async with asyncio.timeout(10):
+        post = tx.try_post(b"small")
+        await desk.hello()
+        theirs.refuses = lambda: error
+        desk.say(_WELCOME)
+        returned = await post
+    assert returned is not None and returned.delivery is delivery
     await tx.close()
 
 

@@ -15,9 +15,9 @@ Observations are counted in buckets of an hour. The buckets of the last seven da
     capacity     = rate / (rate + 256 KiB/s)                 unknown: 0.5
 
 A *denied* packet is one that the relay itself had acknowledged to this client, or named in two comparisons;
-a *missing* packet is one that it had served, or that others serve. One denial halves the score of an unknown
-relay; a relay with a thousand good answers has more credit. A correctly annotated downgrade is not an offence
-(R-342) and is not reported as bad.
+a *missing* packet is one that it had served, or that is widely held. One denial halves the score of an
+unknown relay; a relay with a thousand good answers has more credit. A correctly annotated downgrade is not an
+offence (R-342) and is not reported as bad.
 
 All bad observations lower the score, but only `Evidence` blacklists at once: what no honest relay does,
 however slow, disconnected, killed or late it is. The rest is `Suspicion`, and enough of it makes a relay a
@@ -101,7 +101,7 @@ class Aspect(enum.StrEnum):
     PRESENCE = "presence"
     """Packets sought at a relay that had acknowledged or named them: found, or clearly denied."""
     CONSISTENCY = "consistency"
-    """Packets sought that the relay had served, or that several others serve: found, or missing (R-343); an
+    """Packets sought that the relay had served, or that are widely held: found, or missing (R-343); an
     operator may have removed them. Also packets that the relay had acknowledged, if its answer is not a clear
     denial."""
 

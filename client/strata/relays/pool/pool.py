@@ -281,7 +281,8 @@ class PacketPool:
     def fetch(self, **options: Unpack[PoolFetchOptions]) -> PoolSubscription:
         """Read stored packets that match, each once; ends when there are no more.
 
-        The same as `subscribe` with `live=False`.
+        The same as `subscribe` with `live=False`. A relay that brings nothing for long, or cannot be read to
+        the end, is left once another one has come to its end: `PoolSubscription.unfinished` names it.
         """
         return self.subscribe(**options, live=False)
 

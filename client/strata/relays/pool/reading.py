@@ -60,6 +60,7 @@ class Reading:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.query = query
+        self._named = frozenset(query.authors)
         self._relays = relays
         self._options = options
         self._coarse = coarse
@@ -96,6 +97,8 @@ class Reading:
         self._refused: dict[str, StrataError] = {}
         self._failures: Counter[str] = Counter()
         """For a query that ends: how often each relay has failed to come to an end."""
+        self._problems: dict[str, StrataError] = {}
+        """The last problem of each relay that was read from."""
         self._lost: dict[str, Position | None] = {}
         """Readers that ended without a successor, and the position of each."""
         self.arrived = asyncio.Event()
@@ -138,6 +141,13 @@ class Reading:
         """The relays that are read from now."""
         return list(self._readers)
 
+    @property
+    def unfinished(self) -> dict[str, StrataError]:
+        """For a query that ends: the relays that were read from and have not come to the end, and why."""
+        if self.query.live:
+            return {}
+        return {url: problem for url, problem in self._problems.items() if url not in self._done}
+
     # Readers.
 
     def manage(self) -> None:
@@ -167,6 +177,7 @@ class Reading:
 
     def _leave(self, url: str) -> None:
         self._readers.pop(url).cancel()
+        self._problems[url] = ConnectionFailed("the relay is no longer connected")
         self._lost[url] = self.merging.positions.get(url)
         self._sweeps.left_at(url, self._lost[url])
 
@@ -240,8 +251,9 @@ class Reading:
                 await self._hear(url, stream)
             self._done.add(url)
         except (RequestRefused, MissingCapability) as refusal:
-            self._refused[url] = refusal
+            self._refused[url] = self._problems[url] = refusal
         except StrataError as error:
+            self._problems[url] = error
             self._lost[url] = self.merging.positions.get(url)
             if not self.query.live and not isinstance(error, Closed):
                 self._failures[url] += 1
@@ -291,7 +303,7 @@ class Reading:
         statistics.forgotten_failures += self.merging.older_ids_failures - failures
         statistics.packets_merged += is_first
         statistics.copies_dropped += not is_first
-        self._relays.served(delivery, url)
+        self._relays.served(delivery, url, named=delivery.packet.author_id in self._named)
         self._rearm()
         if len(self.merging):
             self.arrived.set()

@@ -117,9 +117,9 @@ class Relays:
         if bad:
             self.wake()  # this may change its standing
 
-    def served(self, delivery: Delivery, url: str) -> None:
-        """Note that a relay sent this packet, so it has it."""
-        self.known.seen(delivery.packet, url, self._wall())
+    def served(self, delivery: Delivery, url: str, *, named: bool) -> None:
+        """Note that a relay sent this packet, so it has it. `named`: for a query that named its author."""
+        self.known.seen(delivery.packet, url, self._wall(), named=named)
 
     def ping_result(self, url: str, *, answered: bool) -> None:
         """Note the result of a ping."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+from strata.protocol.errors import StrataError
 from strata.relays.connection.driver import check_loop
 from strata.relays.connection.values import Delivery, Query
 from strata.relays.pool.reading import Reading
@@ -48,6 +49,16 @@ class PoolSubscription:
     def positions(self) -> Mapping[str, Position]:
         """The position at each relay as of the packet last taken, by URL: a copy."""
         return MappingProxyType(dict(self._reading.merging.taken_positions))
+
+    @property
+    def unfinished(self) -> Mapping[str, StrataError]:
+        """For a query that ends: the relays that were read from and have not come to the end, by URL, each
+        with its last problem: a copy.
+
+        If this is empty after the iteration, the packets are all that the relays read from have. Otherwise
+        packets that only these relays have may be missing. Relays left at the `limit` are not named.
+        """
+        return MappingProxyType(self._reading.unfinished)
 
     @property
     def relays(self) -> list[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from strata.protocol import packets
 from strata.protocol.errors import Closed, ConnectionFailed, RequestRefused, RequestTimeout, StrataError
+from strata.protocol.ids import Identity
 from strata.relays.connection import Options
 from strata.relays.connection.dialing import shown
 from strata.relays.connection.values import Published
@@ -18,6 +20,7 @@ from tests.support.simulated_relays import (
     ME,
     Character,
     SimConnection,
+    SimStream,
     World,
     packet,
     run_virtually,
@@ -541,6 +544,24 @@ async def test_a_relay_that_removes_what_strangers_published_is_not_blacklisted(
         assert pool.relays[-1].score < 0.4, "it may also be that it withholds them"
 
 
+@pytest.mark.req("R-343", "R-344")
+@virtually
+async def test_what_a_stranger_publishes_at_all_relays_but_one_counts_against_nobody():
+    world = World(1, *[Character()] * 4)
+    stranger = Identity.generate()
+    spam = [packets.build(stranger, {"type": "POST", "n": n}, timestamp=START) for n in range(40)]
+    async with world.pool(replace(QUIET, readers=4, probe_interval=20.0)) as pool:
+        await until(lambda: len(pool._relays.connected()) == 4)
+        subscription = pool.subscribe()
+        for name in "abcd":
+            for each in spam[:1] if name == "a" else spam:
+                world[name].store(each)
+        await take(subscription, 40)
+        await until(lambda: pool.statistics.probes >= 60, timeout=3600, step=1)
+        assert pool.statistics.probes_missed == 0
+        assert {view.standing for view in pool.relays} == {Standing.ACTIVE}
+
+
 @pytest.mark.slow
 @pytest.mark.req("C-279")
 @virtually
@@ -1032,8 +1053,43 @@ def test_a_relay_whose_history_never_ends_holds_up_nobody_who_reads_from_others(
         async with world.pool(replace(QUIET, readers=readers)) as pool:
             await until(lambda: all(world[name].clients for name in "abc"))
             async with asyncio.timeout(300):
-                seen = [d.packet.packet_id async for d in pool.fetch()]
+                subscription = pool.fetch()
+                seen = [d.packet.packet_id async for d in subscription]
         assert sorted(seen) == sorted(packet(n).packet_id for n in range(10))
+        (left,) = subscription.unfinished.items()
+        assert left[0] == "ws://a" and isinstance(left[1], RequestTimeout)
+
+    run_virtually(scenario())
+
+
+@pytest.mark.parametrize("fate", ["answers", "refuses", "goes away"])
+def test_a_reader_knows_which_relays_it_has_not_read_to_the_end(monkeypatch, fate):
+    """Packets that only such a relay has may be missing."""
+    subscribe = SimConnection.subscribe
+
+    def refuse(connection: SimConnection, **options: Any) -> SimStream:
+        if connection.server.url == "ws://a":
+            raise RequestRefused("policy_rejected", "not here")
+        return subscribe(connection, **options)
+
+    async def scenario() -> None:
+        world = World(5, Character(latency=1.0), Character())
+        for n in range(10):
+            world["a"].store(packet(n))
+        async with world.pool(replace(QUIET, connections=2)) as pool:
+            await until(lambda: all(world[name].clients for name in "ab"))
+            if fate == "refuses":
+                monkeypatch.setattr(SimConnection, "subscribe", refuse)
+            async with asyncio.timeout(300), pool.fetch() as subscription:
+                if fate == "goes away":
+                    await asyncio.sleep(0.5)
+                    world["a"].kill()
+                seen = [d.packet.packet_id async for d in subscription]
+                unfinished = dict(subscription.unfinished)
+        if fate == "answers":
+            assert len(seen) == 10 and not unfinished
+        else:
+            assert not seen and list(unfinished) == ["ws://a"]
 
     run_virtually(scenario())
 

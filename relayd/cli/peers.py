@@ -28,6 +28,7 @@ _ROWS: Final = (
     ("  brought", "brought"),
     ("  refused by this relay", "refused"),
     ("  not sent by the peer", "withheld"),
+    ("  not requested, because many were refused", "unfetched"),
     ("there, and here before (erased, banned, just come)", "known"),
     ("here, and missing there or not served there", "have"),
 )
@@ -196,7 +197,7 @@ def peers_reconcile(
         console.print_json(found)
     else:
         typer.echo(_compared(found))
-    if found.get("problem") or found.get("is_cut"):
+    if found.get("problem") or found.get("is_cut") or found.get("unfetched"):
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
@@ -233,7 +234,7 @@ def _compared(found: Mapping[str, object]) -> str:
     lines = [f"compared from {at(result.since)} to {at(result.until)}: {result.items} packets here"]
     lines += [f"  {getattr(result, name):>8}  {text}" for text, name in _ROWS]
     lines.append(f"{result.rounds} rounds, {result.bytes} bytes, {result.parts} parts")
-    if result.is_cut:
+    if result.is_cut or result.unfetched:
         lines.append("there is more that is missing: compare again")
     if result.problem:
         lines.append(f"not to the end: {result.problem}")

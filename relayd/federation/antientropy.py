@@ -1,4 +1,6 @@
-"""Standing comparisons with the peers, one at a time: `comparing` says how, and `rounds` says when.
+"""Standing comparisons with the peers: `comparing` says how, and `rounds` says when.
+
+Peers are compared with at the same time, each when it has its turn (`comparison_turns`).
 
 An operator requests a comparison in the table of peers, from any process, and reads its state there.
 """
@@ -8,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
@@ -17,6 +20,7 @@ from strata.relays.conduct import Aspect
 
 from relayd.faults import FaultLog
 from relayd.federation.comparing import (
+    MOST_REFUSED,
     RECENT_SECONDS,
     Comparable,
     CompareParts,
@@ -24,6 +28,7 @@ from relayd.federation.comparing import (
     Fetched,
     compare,
 )
+from relayd.federation.comparison_turns import ComparisonTurns
 from relayd.federation.link_parts import LinkEnded
 from relayd.federation.peers_file import Upstream
 from relayd.federation.rounds import Rounds
@@ -66,6 +71,16 @@ DIFFERENCES: Final = ("brought", "known", "refused", "withheld", "have")
 """The counts of a comparison, by their names in `ComparisonResult` and in the metric."""
 
 
+@dataclass(slots=True)
+class _Spell:
+    """What one comparison has been through."""
+
+    waited: float = 0.0
+    """For how many seconds it has waited for its turns."""
+    has_read_all: bool = True
+    """Whether the whole log of the peer had been read at each turn."""
+
+
 class AntiEntropy:
     """Compares sets with each peer whose link is up."""
 
@@ -97,7 +112,7 @@ class AntiEntropy:
         self._withholding: dict[int, Withholding] = {}
         self._rounds: dict[int, Rounds] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._turn = asyncio.Lock()
+        self._turns = ComparisonTurns()
 
     def doubt(self, peer_id: int) -> None:
         """Cursors of this peer may have skipped packets that are missing here: compare everything soon."""
@@ -106,7 +121,7 @@ class AntiEntropy:
 
     def _rounds_of(self, peer_id: int, now: float) -> Rounds:
         if peer_id not in self._rounds:
-            self._rounds[peer_id] = Rounds(self._interval, now, random.random)
+            self._rounds[peer_id] = Rounds(self._interval, now, random.random, most_refused=MOST_REFUSED)
         return self._rounds[peer_id]
 
     def look_after(
@@ -151,14 +166,9 @@ class AntiEntropy:
         self, peer: Upstream, peer_id: int, link: ReadLink, since: int, rounds: Rounds, asked: int
     ) -> None:
         withholding = self._withholding.setdefault(peer_id, Withholding())
-        began = time.monotonic()
-        may_blame = False
+        began, spell = time.monotonic(), _Spell()
         try:
-            async with self._turn:  # one at a time, because sets take memory
-                began = time.monotonic()
-                # What a peer of a group had from another one, that one should have sent.
-                may_blame = link.has_read_all and not peer.group
-                found = await self._compared(peer, peer_id, link, since, withholding)
+            found = await self._compared(peer, peer_id, link, since, withholding, rounds.most_refused, spell)
         except (LinkEnded, StoreError) as error:
             found = ComparisonResult(since, since, problem=str(error)[:300])
             _log.info("comparison_ended", peer=peer.relay_id, problem=found.problem)
@@ -167,13 +177,21 @@ class AntiEntropy:
             self._faults.caught("background", error)
         # The request is answered in any case, or it would be tried again each second.
         now = time.monotonic()
-        rounds.ended(now, now - began, is_whole=found.is_whole, has_brought=found.brought > 0)
+        rounds.ended(
+            now,
+            now - began - spell.waited,
+            is_whole=found.is_whole,
+            has_brought=found.brought > 0,
+            has_unfetched=found.unfetched > 0,
+        )
         self._count(peer, found)
         equal_at = found.at if found.is_equal else None
         try:
             await self._table.compared(peer_id, msgspec.to_builtins(found), done=asked, equal_at=equal_at)
         except StoreError as error:
             _log.info("comparison_not_written", peer=peer.relay_id, problem=str(error))
+        # What a peer of a group had from another one, that one should have sent.
+        may_blame = spell.has_read_all and not peer.group
         self._note(peer, peer_id, found, contradicts=withholding.round_ended(), may_blame=may_blame)
 
     def _note(
@@ -193,13 +211,35 @@ class AntiEntropy:
             self._noted(peer, peer_id, Aspect.CONSISTENCY, True)
 
     async def _compared(
-        self, peer: Upstream, peer_id: int, link: ReadLink, since: int, withholding: Withholding
+        self,
+        peer: Upstream,
+        peer_id: int,
+        link: ReadLink,
+        since: int,
+        withholding: Withholding,
+        most_refused: int,
+        spell: _Spell,
     ) -> ComparisonResult:
         async def told(found: ComparisonResult) -> None:
             await self._table.compared(peer_id, msgspec.to_builtins(found), done=None, equal_at=None)
 
+        @asynccontextmanager
+        async def turn() -> AsyncIterator[float]:
+            async with self._turns.turn(peer_id) as waited:
+                spell.waited += waited
+                spell.has_read_all &= link.has_read_all
+                yield waited
+
         parts = CompareParts(
-            peer, peer_id, lambda: self._connect(peer), self._store, link.fetch, self._max_items, self._clock
+            peer,
+            peer_id,
+            lambda: self._connect(peer),
+            self._store,
+            link.fetch,
+            self._max_items,
+            self._clock,
+            turn,
+            most_refused,
         )
         return await compare(parts, since, told, withholding.withheld)
 

@@ -6,13 +6,16 @@ are fetched by the link, and judged as all its packets are. Packets that this re
 requested: the duplicate index knows what was erased or banned, or has expired, here.
 
 A peer that is silent, slow or busy, or that names more than it sends, costs an hour at most, and nothing
-that was brought is lost: the next comparison finds what is left.
+that was brought is lost: the next comparison finds what is left. It holds up no other peer: a set is held for
+one part at a time, in the peer's turn (`comparison_turns`), and not while packets are fetched.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
@@ -31,6 +34,7 @@ from relayd.store.payers import Unbilled
 
 __all__ = [
     "LONGEST_SECONDS",
+    "MOST_REFUSED",
     "MOST_SKIPS",
     "MOST_WITHHELD",
     "RECENT_SECONDS",
@@ -46,11 +50,14 @@ RECENT_SECONDS: Final = 86_400
 SETTLED_SECONDS: Final = 120
 """Packets younger than this, in seconds, may still be on their way."""
 LONGEST_SECONDS: Final = 3600.0
-"""The most seconds for one comparison, whatever the peer does: the other peers wait for their turn."""
+"""The most seconds for one comparison, whatever the peer does, besides those of waiting for its turns."""
 MOST_WITHHELD: Final = 1000
 """The packets that a peer may name and not send before no more are requested from it."""
 MOST_SKIPS: Final = 100_000
 """The refused packets that are remembered for each peer."""
+MOST_REFUSED: Final = 5000
+"""The packets that a comparison requests in vain, because this relay refuses them, before it stops: a
+stranger can publish any number of such packets at a peer, more than are remembered."""
 _MARGIN_SECONDS: Final = 300
 """Packets that expire within this many seconds are left out: the two clocks may differ by as much."""
 _MOST_PARTS: Final = 2000
@@ -117,6 +124,9 @@ class ComparisonResult(msgspec.Struct, omit_defaults=False):
     """Packets that were fetched but not accepted by this relay."""
     withheld: int = 0
     """Packets that the peer named but did not send."""
+    unfetched: int = 0
+    """Packets that were not requested, because many others were requested and refused. Which ones are
+    requested is left to chance, so that a later comparison requests these."""
     rounds: int = 0
     bytes: int = 0
     is_cut: bool = False
@@ -127,13 +137,15 @@ class ComparisonResult(msgspec.Struct, omit_defaults=False):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all was compared, but for seconds that are too full: the next time will not be better."""
+        """Whether all was compared, but for seconds that are too full: the next time will not be better. Nor
+        does it wait because packets were left `unfetched`: a stranger could make comparisons rare."""
         return not self.is_cut and (self.problem is None or self.crowded is not None)
 
     @property
     def is_equal(self) -> bool:
         """Whether nothing was missing here that could have been brought from the peer."""
-        return self.problem is None and not (self.is_cut or self.brought or self.withheld)
+        is_rest = self.is_cut or self.unfetched
+        return self.problem is None and not (is_rest or self.brought or self.withheld)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +159,9 @@ class CompareParts:
     fetch: Fetch
     max_items: int
     clock: Callable[[], int]
+    turn: Callable[[], AbstractAsyncContextManager[float]]
+    """A turn for one part: see `ComparisonTurns.turn`."""
+    most_refused: int = MOST_REFUSED
 
 
 async def compare(
@@ -164,9 +179,9 @@ async def compare(
     """
     now = work.clock()
     found = ComparisonResult(since, now - SETTLED_SECONDS)
-    whole = _Whole(work, found, told, withheld)
     try:
-        async with asyncio.timeout(LONGEST_SECONDS), work.connect() as session:
+        async with asyncio.timeout(LONGEST_SECONDS) as limit, work.connect() as session:
+            whole = _Whole(work, found, told, withheld, limit)
             if "reconcile" not in session.extensions:
                 found.problem = "the peer compares no sets"
             elif "replicate" not in session.granted:
@@ -200,16 +215,21 @@ class _Whole:
         found: ComparisonResult,
         told: Callable[[ComparisonResult], Awaitable[None]],
         withheld: Callable[[set[bytes]], None],
+        limit: asyncio.Timeout,
     ) -> None:
         self._work = work
         self._found = found
         self._told = told
         self._withheld = withheld
+        self._limit = limit
+        self._ends_at = asyncio.get_running_loop().time() + LONGEST_SECONDS
         self._asker = Unbilled()
+        self._refused_before = 0
 
     async def compare(self, session: Comparable, since: int, until: int, types: tuple[str, ...]) -> None:
         """Compare a range of time; halve it if it is too large."""
         work, found = self._work, self._found
+        self._refused_before = found.refused
         parts = [(since, until)]
         while parts:
             since, until = parts.pop()
@@ -221,25 +241,45 @@ class _Whole:
                 return
             span = ItemRange(since, until, work.clock() + _MARGIN_SECONDS, types, work.peer.authors)
             try:
-                differences, count = await self._part(session, span)
+                await self._bring(await self._part(session, span))
             except (TooManyItems, TooManyPackets):
                 if since == until:
                     found.crowded = since
                     continue
                 middle = (since + until) // 2
-                parts += [(middle + 1, until), (since, middle)]
+                halves = [(middle + 1, until), (since, middle)]
+                random.shuffle(halves)  # no half must come last each time: see `ComparisonResult.unfetched`
+                parts += halves
                 continue
-            found.items += count
-            found.have += len(differences.have)
-            found.rounds += differences.rounds
-            found.bytes += differences.bytes
-            found.is_cut |= differences.is_cut
-            await self._bring(sorted(differences.need))
             await self._told(found)
 
-    async def _part(self, session: Comparable, span: ItemRange) -> tuple[Differences, int]:
-        """Compare one range. If the peer is busy, try again at the time that it gives."""
-        work = self._work
+    async def _part(self, session: Comparable, span: ItemRange) -> list[bytes]:
+        """Compare one range; return the ids that only the peer has. If it is busy, try again at the time that
+        it gives."""
+        for attempt in range(_PATIENCE):
+            try:
+                async with self._turn():
+                    return await self._compared(session, span)
+            except TooManyPackets:
+                raise
+            except RequestRefused as error:
+                if error.retry_after is None or attempt == _PATIENCE - 1:
+                    raise
+                wait = max(1, min(error.retry_after, _LONGEST_WAIT))
+            await asyncio.sleep(wait)  # without a set, so that it holds up no other peer
+        raise AssertionError  # the last attempt returns or raises
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """A turn of the peer. Waiting for it takes nothing of the comparison's time."""
+        self._limit.reschedule(None)
+        async with self._work.turn() as waited:
+            self._ends_at += waited
+            self._limit.reschedule(self._ends_at)
+            yield
+
+    async def _compared(self, session: Comparable, span: ItemRange) -> list[bytes]:
+        work, found = self._work, self._found
         # Declined packets are included: they are known, and not wanted.
         items = await gather(
             work.store,
@@ -249,38 +289,40 @@ class _Whole:
             with_declined=True,
             asker=self._asker,
         )
-        for attempt in range(_PATIENCE):
-            try:
-                found = await session.compare(
-                    items,
-                    since=span.since,
-                    until=span.until,
-                    unexpired_at=span.unexpired_at,
-                    types=span.types,
-                    authors=span.authors,
-                    most_needed=_MOST_NEEDED,
-                )
-                break
-            except TooManyPackets:
-                raise
-            except RequestRefused as error:
-                if error.retry_after is None or attempt == _PATIENCE - 1:
-                    raise
-                await asyncio.sleep(max(1, min(error.retry_after, _LONGEST_WAIT)))
-        if found.need and not is_of_all(span):  # a restricted set lacks the refused packets
+        differences = await session.compare(
+            items,
+            since=span.since,
+            until=span.until,
+            unexpired_at=span.unexpired_at,
+            types=span.types,
+            authors=span.authors,
+            most_needed=_MOST_NEEDED,
+        )
+        need = differences.need
+        if need and not is_of_all(span):  # a restricted set lacks the refused packets
             refused = await work.store.skips(work.peer_id, span, MOST_SKIPS, self._asker)
-            found.need.difference_update(packet_id for _, packet_id in refused)
-        return found, len(items)
+            need.difference_update(packet_id for _, packet_id in refused)
+        found.items += len(items)
+        found.have += len(differences.have)
+        found.rounds += differences.rounds
+        found.bytes += differences.bytes
+        found.is_cut |= differences.is_cut
+        return sorted(need)
 
     async def _bring(self, need: Sequence[bytes]) -> None:
-        found = self._found
+        work, found = self._work, self._found
         known = await self._known(need)
         found.known += len(known)
         wanted = [packet_id for packet_id in need if packet_id not in known]
         found.need += len(wanted)
+        if len(wanted) > work.most_refused:
+            random.shuffle(wanted)
         for start in range(0, len(wanted), _FETCHED_AT_ONCE):
+            if found.refused - self._refused_before >= work.most_refused:
+                found.unfetched += len(wanted) - start
+                return
             some = set(wanted[start : start + _FETCHED_AT_ONCE])
-            fetched = await self._work.fetch(sorted(some))
+            fetched = await work.fetch(sorted(some))
             brought = await self._known(sorted(some))
             found.brought += len(brought)
             found.refused += len((fetched.sent & some) - brought)

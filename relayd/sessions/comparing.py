@@ -4,7 +4,8 @@ A peer begins with a range of time. This relay reads the ids that it serves of t
 negentropy message from them until the peer has heard enough. The cost that a peer may cause is bounded:
 
 - Each identity has one comparison, the newest, and a process has few (`comparisons`). Each comparison holds a
-  limited number of items, and ends after a minute without a message.
+  limited number of items, and ends after a minute without a message, or once it has been open for long and
+  another identity wants to compare.
 - Pages of ids wait for the socket, the budgets and the account's turn at the database, as pages of history
   do. Sets are sorted and messages answered in a thread, and the account pays for the thread's time.
 - A session has one request at a time: the answer is sent before the next request is taken.
@@ -56,7 +57,7 @@ class _Peer(Asker, Protocol):
 
 
 class _Superseded(Exception):
-    """Another session of the identity compares now."""
+    """Another session of the identity, or another identity, compares now."""
 
 
 class Comparer:
@@ -64,6 +65,7 @@ class Comparer:
 
     __slots__ = (
         "_connection",
+        "_has_made_way",
         "_held_bytes",
         "_idle",
         "_reconciler",
@@ -82,6 +84,7 @@ class Comparer:
         self._task: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._held_bytes = 0
+        self._has_made_way = False
 
     @property
     def held_bytes(self) -> int:
@@ -106,6 +109,11 @@ class Comparer:
 
     def superseded(self) -> None:
         """Another session of the identity begins a comparison: end this one, and release its set at once."""
+        self._drop()
+
+    def makes_way(self) -> None:
+        """Another identity wants to compare: end this one, which may begin again later."""
+        self._has_made_way = True
         self._drop()
 
     def _drop(self) -> None:
@@ -146,6 +154,7 @@ class Comparer:
         data = _bytes_of(message)
         if message.until is not None:
             self._drop()
+            self._has_made_way = False
             if not self._begin():
                 self._refuse(message, "reconcile_busy", retry_after=_RETRY_SECONDS)
                 return
@@ -155,6 +164,8 @@ class Comparer:
             shift = random.getrandbits(30)
             self._reconciler = Reconciler(items, max_frame_bytes=_ANSWER_BYTES, shift=shift)
         reconciler = self._reconciler
+        if self._has_made_way:
+            raise _Superseded
         if reconciler is None or not self._relay.comparisons.holds(self):
             self._drop()
             raise _refused(message, "no comparison is open: begin with `until`")
@@ -184,7 +195,7 @@ class Comparer:
     def _begin(self) -> bool:
         identity = self._session.identity
         assert identity is not None  # only such a session may replicate
-        return self._relay.comparisons.begin(identity, self)
+        return self._relay.comparisons.begin(identity, self, asyncio.get_running_loop().time())
 
     async def _items(self, span: ItemRange) -> ItemSet:
         relay, connection = self._relay, self._connection

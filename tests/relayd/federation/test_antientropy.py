@@ -15,7 +15,8 @@ from strata.tools.sim.loop import run_virtually, virtual_time
 from relayd.faults import FaultLog
 from relayd.federation import antientropy
 from relayd.federation.antientropy import AntiEntropy
-from relayd.federation.comparing import LONGEST_SECONDS, RECENT_SECONDS, Fetched
+from relayd.federation.comparing import RECENT_SECONDS, Fetched
+from relayd.federation.comparison_turns import TURN_SECONDS
 from relayd.federation.link_parts import LinkEnded
 from relayd.federation.peers_file import Upstream
 from relayd.metrics import Metrics
@@ -232,17 +233,59 @@ def test_a_request_for_less_does_not_stand_for_what_is_due():
     run_virtually(work)
 
 
-def test_a_silent_peer_holds_up_the_others_for_an_hour_and_then_ever_less():
+def test_a_silent_peer_holds_up_no_other_and_is_asked_ever_less():
     async def work() -> None:
         world = MadeWorld()
         world.peers[1].delay = 1e12
         await world.run(86_400, of=(1, 2), step=15)
         await world.compares.stop_all()
         silent, other = world.peers[1].connections, world.peers[2].connections
-        assert silent <= 8
-        assert other >= (86_400 - silent * LONGEST_SECONDS) / 390 - silent
+        assert silent <= 9
+        assert other >= (86_400 - silent * TURN_SECONDS) / 390 - silent
         assert world.counted(1, "problem") in (silent, silent - 1)
         assert world.peers[1].open == world.peers[2].open == 0
+
+    run_virtually(work)
+
+
+def test_a_peer_that_is_slow_while_nobody_waits_has_its_hour():
+    async def work() -> None:
+        world = MadeWorld(interval=0)
+        world.peers[1].delay = 1000.0
+        world.table.ask(1)
+        await world.run(2100, of=(1,), step=15)
+        row = world.table.rows[1]
+        assert (row.done, row.equal_at) == (1, NOW)
+
+    run_virtually(work)
+
+
+@pytest.mark.parametrize("way", ["slow", "many parts", "busy", "fetching"])
+def test_a_peer_that_lies_about_anything_has_another_one_wait_for_minutes_at_most(monkeypatch, way):
+    async def work() -> None:
+        world = MadeWorld(interval=0)
+        liar = world.peers[1]
+        if way == "slow":
+            liar.delay = TURN_SECONDS - 1
+        elif way == "many parts":
+            liar.delay, liar.most_items = TURN_SECONDS - 1, -1
+        elif way == "busy":
+            liar.busy, liar.retry_after = 10**9, 300
+        else:
+            liar.claims = {each.packet_id: each for each in (made(n, NOW - 500) for n in range(9))}
+            world.links[1].fetch = lambda ids: asyncio.sleep(1e12, Fetched(set(), True))
+        waits = []
+        for _ in range(20):
+            if world.table.rows.get(1) is None or not world.table.rows[1].is_running:
+                world.table.ask(1)
+            await world.run(7, of=(1,))
+            world.table.ask(2)
+            asked_at = virtual_time()
+            while world.table.rows[2].done < world.table.rows[2].asked and virtual_time() < asked_at + 9000:
+                await world.run(1, of=(1, 2))
+            waits.append(virtual_time() - asked_at)
+        await world.compares.stop_all()
+        assert max(waits) <= 2 * TURN_SECONDS + 5, "a turn of the other one before each of its two parts"
 
     run_virtually(work)
 

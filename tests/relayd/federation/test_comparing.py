@@ -13,12 +13,14 @@ from strata.tools.sim.loop import run_virtually
 
 from relayd.federation.comparing import (
     LONGEST_SECONDS,
+    MOST_REFUSED,
     MOST_WITHHELD,
     SETTLED_SECONDS,
     CompareParts,
     ComparisonResult,
     compare,
 )
+from relayd.federation.comparison_turns import ComparisonTurns
 from relayd.federation.peers_file import Upstream
 from relayd.federation.withholding import MOST_REMEMBERED, Withholding
 from tests.support.made_sets import MadeItem, MadeLog, MadePeer, made
@@ -32,13 +34,23 @@ without_threads = pytest.fixture(autouse=True)(without_threads)
 
 
 def outcome(
-    peer: MadePeer, log: MadeLog, *, upstream: Upstream = WHOLE, most: int = 10**6
+    peer: MadePeer,
+    log: MadeLog,
+    *,
+    upstream: Upstream = WHOLE,
+    most: int = 10**6,
+    most_refused: int = MOST_REFUSED,
 ) -> ComparisonResult:
-    return full(peer, log, upstream=upstream, most=most)[0]
+    return full(peer, log, upstream=upstream, most=most, most_refused=most_refused)[0]
 
 
 def full(
-    peer: MadePeer, log: MadeLog, *, upstream: Upstream = WHOLE, most: int = 10**6
+    peer: MadePeer,
+    log: MadeLog,
+    *,
+    upstream: Upstream = WHOLE,
+    most: int = 10**6,
+    most_refused: int = MOST_REFUSED,
 ) -> tuple[ComparisonResult, set[bytes], float]:
     """The result, the packets certainly withheld by the peer, and the virtual seconds that it took."""
     withheld: set[bytes] = set()
@@ -47,7 +59,18 @@ def full(
 
     async def work() -> tuple[ComparisonResult, set[bytes], float]:
         began = asyncio.get_running_loop().time()
-        parts = CompareParts(upstream, 1, peer.connect, cast(Any, log), peer.fetch, most, lambda: NOW)
+        turns = ComparisonTurns()
+        parts = CompareParts(
+            upstream,
+            1,
+            peer.connect,
+            cast(Any, log),
+            peer.fetch,
+            most,
+            lambda: NOW,
+            lambda: turns.turn(1),
+            most_refused,
+        )
         found = await compare(parts, SINCE, told, withheld.update)
         return found, withheld, asyncio.get_running_loop().time() - began
 
@@ -232,6 +255,34 @@ def test_refused_packets_differ_in_no_set(types: tuple[str, ...]):
     again = outcome(peer, log, upstream=upstream)
     assert (again.need, again.have, again.refused, again.is_equal) == (0, 0, 0, True)
     assert len(peer.fetched) == 2
+
+
+def test_refused_packets_that_are_not_remembered_are_not_all_requested_again():
+    """A stranger can publish more of them at a peer than are remembered. What is missing is found."""
+    random.seed(5)
+    refused = [made(n, NOW - 50_000 + n) for n in range(2000)]
+    missing = [made(10**6 + n, NOW - 50_000 + n * 10) for n in range(200)]
+    peer, log = both([], [*refused, *missing])
+    nowhere = set(refused)
+    peer.refuses = lambda item: item in nowhere
+    found = outcome(peer, log, most_refused=400)
+    assert 400 <= found.refused < 600
+    assert found.unfetched == 2200 - found.brought - found.refused
+    assert found.is_whole and not found.is_equal, "a stranger makes no comparison rarer"
+    assert 10 < found.brought < 100, "which ones are requested is left to chance"
+    for _ in range(60):
+        log.refused.clear()
+        outcome(peer, log, most_refused=400)
+    assert all(item.packet_id in log.held for item in missing)
+
+
+def test_refused_keys_leave_packets_their_share():
+    keys = [made(n, 1000 + n, "KEY_EVENT") for n in range(500)]
+    post = made(10**6, NOW - 500)
+    peer, log = both([], [*keys, post])
+    peer.refuses = lambda item: item is not post
+    outcome(peer, log, most_refused=200)
+    assert post.packet_id in log.held
 
 
 def test_a_peer_that_compares_no_sets_and_one_that_does_not_list_us():

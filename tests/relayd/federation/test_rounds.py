@@ -96,6 +96,20 @@ def test_what_brings_packets_goes_on_and_a_long_one_lets_others_have_their_turn(
     assert next_due(rounds, now + 3600) == now + 7200
 
 
+def test_packets_that_are_requested_in_vain_are_fewer_each_time_and_comparisons_as_frequent():
+    rounds = Rounds(300.0, 0.0, middle, most_refused=5000)
+    now, most = next_due(rounds, 0.0), []
+    for _ in range(7):
+        most.append(rounds.most_refused)
+        rounds.begin(now)
+        rounds.ended(now, 0, is_whole=True, has_unfetched=True)
+        assert next_due(rounds, now) == now + 300
+        now += 300
+    assert most == [5000, 2500, 1250, 625, 312, 200, 200]
+    rounds.ended(now, 0, is_whole=True, has_unfetched=True, has_brought=True)
+    assert rounds.most_refused == 5000, "it was not all in vain"
+
+
 def test_without_an_interval_nothing_is_due_by_itself():
     rounds = Rounds(0, 0.0, middle)
     rounds.doubt(5.0)

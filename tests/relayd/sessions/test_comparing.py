@@ -123,6 +123,41 @@ def test_three_at_a_time_and_others_are_told_when_to_come_back():
     run_virtually(work)
 
 
+@pytest.mark.parametrize("way", ["goes on", "begins again", "comes anew"])
+def test_three_that_never_come_to_an_end_keep_nobody_from_comparing(way: str):
+    """Whoever waits comes before them, and they make way for it."""
+
+    async def work() -> None:
+        relay = MadeRelay()
+        slow = [MadeSession(relay, f"did:{n}") for n in range(3)]
+
+        async def hold(number: int) -> None:
+            answer = await slow[number].ask()
+            while True:
+                if way == "comes anew":
+                    slow[number].comparer.close()
+                    slow[number] = MadeSession(relay, f"did:{number}")
+                is_open = way == "goes on" and answer["type"] == "RECONCILED"
+                answer = await slow[number].ask(until=None if is_open else NOW)
+                if answer["type"] != "RECONCILED":
+                    assert answer["detail"] == "reconcile_busy", "it may begin again, later"
+                await asyncio.sleep(5)
+
+        holding = [asyncio.create_task(hold(n)) for n in range(3)]
+        await asyncio.sleep(1)
+        for honest in (MadeSession(relay, "did:honest"), MadeSession(relay, "did:another")):
+            for _ in range(8):  # then a relay gives up
+                if (answer := await honest.ask())["type"] == "RECONCILED":
+                    break
+                await asyncio.sleep(answer["retry_after"])
+            assert (await honest.ask(until=None))["type"] == "RECONCILED"
+        for each in holding:
+            each.cancel()
+        await asyncio.wait(holding)
+
+    run_virtually(work)
+
+
 def test_a_refused_request_holds_no_place():
     """For every kind of refusal: places are few."""
 

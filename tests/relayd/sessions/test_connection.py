@@ -296,7 +296,7 @@ async def test_a_connection_that_goes_gives_back_what_it_held_of_others(rigs):
     """A place among the comparisons, and one among the sessions of its address."""
     rig = rigs()
     relay, gone = rig.relay, Rig(rig.clock, relay=rig.relay, peer="198.51.100.7")
-    relay.comparisons.begin(ALICE.did, gone.connection._comparer)
+    relay.comparisons.begin(ALICE.did, gone.connection._comparer, 0.0)
     places = [len(relay.comparisons), len(relay.access.sources._sessions)]
     gone.socket.connection_lost(None)
     assert (places, len(relay.comparisons), len(relay.access.sources._sessions)) == ([1, 2], 0, 1)

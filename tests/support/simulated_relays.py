@@ -61,6 +61,8 @@ class Character:
     endless: str = ""
     """How it answers every question about what is stored: "pages", one empty page after the other, or
     "silence". It answers pings."""
+    drips: float = 0.0
+    """Takes this long to find each packet."""
     cuts: float = 0.0
     """Breaks its connections in the middle of an answer."""
     unmarked: float = 0.0
@@ -254,7 +256,7 @@ class SimConnection:
             await asyncio.Event().wait()
         for stored, received_at in self.server.log:
             if stored.packet_id in packet_ids:
-                await asyncio.sleep(self.server.character.latency)
+                await asyncio.sleep(self.server.character.latency + self.server.character.drips)
                 yield Delivery(stored, received_at, None, None)
 
     async def _is_genuine(self, packet: Packet) -> bool:

@@ -1,16 +1,21 @@
-"""How long a reader waits for a relay that brings nothing."""
+"""How long a reader waits for a relay that brings nothing, or next to nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from strata.protocol.errors import RequestTimeout
 
-__all__ = ["ReadPatience"]
+__all__ = ["FindPatience", "ReadPatience"]
+
+_T = TypeVar("_T")
+
+_GIVEN_BACK = 1 / 20
+"""The part of its time that a relay gets back for each packet found."""
 
 
 class ReadPatience:
@@ -59,3 +64,28 @@ class ReadPatience:
             self._limit.reschedule(now)
         else:
             self._timer = self._loop.call_later(self._seconds, self._look)
+
+
+class FindPatience:
+    """The time that a relay has left to find packets: `seconds` at first and at most.
+
+    Waiting uses it up, and each packet gives some of it back. If each gave back all, a relay could keep the
+    packets that others have from a reader for as long as it likes, with one now and then.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = self._left = seconds
+
+    async def next(self, found: AsyncGenerator[_T, None]) -> _T | None:
+        """The next one found; None at the end. Raises `RequestTimeout` once the time is over, and what the
+        generator raises."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(self._left):
+                one = await anext(found, None)
+        except TimeoutError:
+            raise RequestTimeout("the search for packets", self._seconds) from None
+        left = self._left - (loop.time() - began) + self._seconds * _GIVEN_BACK
+        self._left = min(self._seconds, left)
+        return one

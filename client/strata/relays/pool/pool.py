@@ -29,6 +29,7 @@ from strata.relays.connection.values import Delivery, Query, SubscribeOptions
 from strata.relays.pool.checks import Checks
 from strata.relays.pool.link import MakeRelay, PoolRelay
 from strata.relays.pool.options import PoolOptions
+from strata.relays.pool.patience import FindPatience
 from strata.relays.pool.profiles import EffectiveProfile, Profile
 from strata.relays.pool.publisher import Publisher
 from strata.relays.pool.reading import Reading
@@ -350,7 +351,8 @@ class PacketPool:
         """Yield those of these packets that any connected relay has, each once, in any order (C-285).
 
         Asks one relay after another, for the packets that earlier ones did not have. A relay that brings none
-        for `PoolOptions.request_timeout` is left, or for ten times as long if it has to search its history.
+        for `PoolOptions.request_timeout` is left, or for ten times as long if it has to search its history;
+        and so is one that brings them so slowly that each takes more than a twentieth of that.
         Raises the last relay's error if no relay could answer, `ConnectionFailed` if no relay is connected,
         and `Closed`.
         """
@@ -361,9 +363,10 @@ class PacketPool:
             if not wanted:
                 return
             found = relay.find(tuple(wanted), types=types, since=since)
+            patience = FindPatience(self._patience_with(relay))
             try:
                 async with contextlib.aclosing(found):
-                    while (delivery := await self._next_found(relay, found)) is not None:
+                    while (delivery := await patience.next(found)) is not None:
                         if delivery.packet.packet_id in wanted:
                             del wanted[delivery.packet.packet_id]
                             yield delivery
@@ -373,15 +376,10 @@ class PacketPool:
         if wanted and not answered:
             raise failure or ConnectionFailed("none of the pool's relays is connected")
 
-    async def _next_found(self, relay: PoolRelay, found: AsyncGenerator[Delivery, None]) -> Delivery | None:
-        """The next packet that a relay has; None at the end. Raises `RequestTimeout` after a long silence."""
+    def _patience_with(self, relay: PoolRelay) -> float:
+        """How long a relay may take to find a packet, in seconds."""
         extensions = frozenset() if relay.announced is None else relay.announced.extensions
-        patience = self._options.request_timeout * (1 if _BY_ID & extensions else _SEARCHES)
-        try:
-            async with asyncio.timeout(patience):
-                return await anext(found, None)
-        except TimeoutError:
-            raise RequestTimeout("the search for packets", patience) from None
+        return self._options.request_timeout * (1 if _BY_ID & extensions else _SEARCHES)
 
     async def _is_genuine(self, packet: Packet) -> bool:
         """Whether its author signed a packet that came inside another one: see `PacketRelay._is_genuine`.

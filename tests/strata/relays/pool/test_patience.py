@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import pytest
 from strata.protocol.errors import RequestTimeout
-from strata.relays.pool.patience import ReadPatience
+from strata.relays.pool.patience import FindPatience, ReadPatience
 
 from tests.support.virtual_time import virtually
 
@@ -47,3 +48,22 @@ async def test_being_cancelled_and_other_errors_stay_what_they_are():
     with pytest.raises(KeyError):
         async with ReadPatience(30, lambda: True, "the history"):
             raise KeyError
+
+
+async def each_after(seconds: float) -> AsyncGenerator[int, None]:
+    for n in range(100):
+        await asyncio.sleep(seconds)
+        yield n
+
+
+@virtually
+async def test_who_finds_packets_at_an_even_pace_is_not_hurried_and_who_drips_is_left():
+    patience, found = FindPatience(30), each_after(1.5)
+    for n in range(100):
+        assert await patience.next(found) == n
+        await asyncio.sleep(300)  # the program's own time counts for nothing
+    assert await patience.next(found) is None
+    patience, found = FindPatience(30), each_after(29)
+    assert await patience.next(found) == 0
+    with pytest.raises(RequestTimeout, match="the search for packets"):
+        await patience.next(found)

@@ -11,6 +11,7 @@ import pytest
 from strata.protocol import packets
 from strata.protocol.errors import Closed, ConnectionFailed, RequestRefused, RequestTimeout, StrataError
 from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
 from strata.relays.connection import Options
 from strata.relays.connection.dialing import shown
 from strata.relays.connection.values import Published
@@ -1117,3 +1118,23 @@ def test_a_relay_that_never_comes_to_an_end_hides_no_packet_that_another_has(end
         assert found == [packet(1)]
 
     run_virtually(scenario())
+
+
+def test_a_relay_that_finds_a_packet_now_and_then_holds_up_those_that_another_has():
+    async def scenario() -> None:
+        world = World(5, Character(drips=29.0), Character())
+        for n in range(100):
+            for name in "ab":
+                world[name].store(packet(n))
+        async with world.pool(QUIET) as pool:
+            await until(lambda: all(world[name].clients for name in "ab"))
+            began = now()
+            found = [d.packet async for d in pool.find([packet(n).packet_id for n in range(100)])]
+        assert sorted(found, key=packet_number) == [packet(n) for n in range(100)]
+        assert now() - began < 60
+
+    run_virtually(scenario())
+
+
+def packet_number(each: Packet) -> int:
+    return int(str(each.content["text"]).split()[1])

@@ -153,11 +153,12 @@ class Comparer:
     async def _answer(self, message: Reconcile) -> None:
         data = _bytes_of(message)
         if message.until is not None:
-            self._drop()
-            self._has_made_way = False
+            self._reconciler = None
             if not self._begin():
+                self._drop()
                 self._refuse(message, "reconcile_busy", retry_after=_RETRY_SECONDS)
                 return
+            self._has_made_way = False
             items = await self._items(_range_of(message, self._relay.clock()))
             self._check_open()
             # The borders differ each time, so that nobody can hide a difference behind ids whose sums agree.

@@ -48,14 +48,17 @@ class Comparisons:
         waiting = self._turned_away.items()
         self._turned_away = {each: at for each, at in waiting if now - at < _AWAY_SECONDS}
         before, since = self._holders.get(identity, (None, now))
-        if before is None and not self._has_place(identity, now):
-            self._turned_away[identity] = now
-            return False
-        self._turned_away.pop(identity, None)
-        self._holders[identity] = holder, since
-        if before is not None and before is not holder:
-            before.superseded()
-        return True
+        if before is not None and self._turned_away and now - since >= _LONG_SECONDS:
+            del self._holders[identity]
+            before.makes_way()
+        elif before is not None or self._has_place(identity, now):
+            self._turned_away.pop(identity, None)
+            self._holders[identity] = holder, since
+            if before is not None and before is not holder:
+                before.superseded()
+            return True
+        self._turned_away[identity] = now
+        return False
 
     def _has_place(self, identity: str, now: float) -> bool:
         """Whether there is a place for this identity besides those that were turned away before it; one that

@@ -123,6 +123,26 @@ def test_three_at_a_time_and_others_are_told_when_to_come_back():
     run_virtually(work)
 
 
+def test_who_compares_part_after_part_keeps_its_place_for_a_while():
+    async def work() -> None:
+        relay = MadeRelay()
+        peers = [MadeSession(relay, f"did:{n}") for n in range(4)]
+        for peer in peers[:3]:
+            assert (await peer.ask())["type"] == "RECONCILED"
+        began = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() - began < 80:
+            assert (await peers[3].ask())["type"] == "ERROR"
+            for peer in peers[:3]:
+                assert (await peer.ask())["type"] == "RECONCILED"
+            await asyncio.sleep(10)
+        await asyncio.sleep(15)
+        assert (await peers[0].ask())["detail"] == "reconcile_busy"
+        assert (await peers[3].ask())["type"] == "RECONCILED"
+        assert len(relay.comparisons) == 3
+
+    run_virtually(work)
+
+
 @pytest.mark.parametrize("way", ["goes on", "begins again", "comes anew"])
 def test_three_that_never_come_to_an_end_keep_nobody_from_comparing(way: str):
     """Whoever waits comes before them, and they make way for it."""

@@ -19,7 +19,7 @@ Readers and publish targets are chosen from the seats, connected ones first, the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from strata.relays.conduct import Standing
@@ -141,11 +141,12 @@ class Membership:
             self._seat(member, now)
         return [m.url for m in usable if m.seated]
 
-    def readers(self, wanted: int, current: Iterable[str]) -> list[str]:
+    def readers(self, wanted: int, current: Iterable[str], without: Container[str] = ()) -> list[str]:
         """The relays to read from, among the healthy ones: active before backup, those read from now before
-        others, then by score."""
+        others, then by score; none of `without`."""
         kept = set(current)
-        healthy = [m for m in self._usable() if m.seated and m.connected and not self._is_failing(m)]
+        seated = [m for m in self._usable() if m.seated and m.connected and m.url not in without]
+        healthy = [m for m in seated if not self._is_failing(m)]
 
         def rank(member: _Member) -> tuple[bool, bool, float, int]:
             is_backup = self._standing(member.url) is Standing.BACKUP

@@ -142,6 +142,11 @@ class Reading:
         return list(self._readers)
 
     @property
+    def finished(self) -> frozenset[str]:
+        """For a query that ends: the relays that have sent everything."""
+        return frozenset(self._done)
+
+    @property
     def unfinished(self) -> dict[str, StrataError]:
         """For a query that ends: the relays that were read from and have not come to the end, and why."""
         if self.query.live:
@@ -154,8 +159,7 @@ class Reading:
         """Start and end readers, and start the sweeps that are due."""
         if self.has_ended:
             return
-        useless = self._done | self._refused.keys()
-        wanted = [url for url in self._relays.readers([*self._readers]) if url not in useless]
+        wanted = self._wanted()
         for url in [url for url in self._readers if url not in wanted and self._may_leave(url, wanted)]:
             self._leave(url)
         for url in wanted:
@@ -166,6 +170,17 @@ class Reading:
         now = self._loop.time()
         for url in self._sweeps.due(self._relays.connected(), now):
             self._work(self._sweep(url), f"strata-pool-sweep {shown(url)}")
+
+    def _wanted(self) -> list[str]:
+        """The relays to read from now.
+
+        For a query that ends, another relay takes the place of one that cannot be read to the end: one that
+        refuses, or is silent, must not leave the reader with fewer relays.
+        """
+        if self.query.live:
+            return [url for url in self._relays.readers([*self._readers]) if url not in self._refused]
+        read = [*self._readers, *self._done]
+        return [url for url in self._relays.readers(read, self._refused) if url not in self._done]
 
     def _may_leave(self, url: str, wanted: Sequence[str]) -> bool:
         """Whether a reader may end. For a live query, one without a connection stays: its stream resumes by

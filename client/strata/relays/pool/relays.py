@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
 from pathlib import Path
 
 from strata.relays.conduct import Aspect, Standing
@@ -95,9 +95,11 @@ class Relays:
         """The relays that are connected now."""
         return [url for url in self._links if self._membership.is_connected(url)]
 
-    def readers(self, current: Sequence[str]) -> list[str]:
-        """The relays that a subscription now reading from `current` should read from (R-404)."""
-        return self._membership.readers(max(self._options.readers, self.profile.min_relays), current)
+    def readers(self, current: Sequence[str], without: Container[str] = ()) -> list[str]:
+        """The relays that a subscription now reading from `current` should read from, none of `without`
+        (R-404)."""
+        wanted = max(self._options.readers, self.profile.min_relays)
+        return self._membership.readers(wanted, current, without)
 
     def views(self) -> list[RelayView]:
         """What is known about every relay, best first."""

@@ -55,10 +55,15 @@ class PoolSubscription:
         """For a query that ends: the relays that were read from and have not come to the end, by URL, each
         with its last problem: a copy.
 
-        If this is empty after the iteration, the packets are all that the relays read from have. Otherwise
-        packets that only these relays have may be missing. Relays left at the `limit` are not named.
+        Packets that only these relays have may be missing. Relays left at the `limit` are not named.
         """
         return MappingProxyType(self._reading.unfinished)
+
+    @property
+    def finished(self) -> frozenset[str]:
+        """For a query that ends: the URLs of the relays that were read to the end, so that nothing that they
+        have is missing. They may be fewer than `PoolOptions.readers`, if not so many were connected."""
+        return self._reading.finished
 
     @property
     def relays(self) -> list[str]:

@@ -1058,6 +1058,7 @@ def test_a_relay_whose_history_never_ends_holds_up_nobody_who_reads_from_others(
                 seen = [d.packet.packet_id async for d in subscription]
         assert sorted(seen) == sorted(packet(n).packet_id for n in range(10))
         (left,) = subscription.unfinished.items()
+        assert subscription.finished == {"ws://b", "ws://c"}, "another one takes its place"
         assert left[0] == "ws://a" and isinstance(left[1], RequestTimeout)
 
     run_virtually(scenario())
@@ -1088,9 +1089,11 @@ def test_a_reader_knows_which_relays_it_has_not_read_to_the_end(monkeypatch, fat
                 seen = [d.packet.packet_id async for d in subscription]
                 unfinished = dict(subscription.unfinished)
         if fate == "answers":
-            assert len(seen) == 10 and not unfinished
+            assert (len(seen), unfinished) == (10, {})
+            assert subscription.finished == {"ws://a", "ws://b"}
         else:
             assert not seen and list(unfinished) == ["ws://a"]
+            assert subscription.finished == {"ws://b"}
 
     run_virtually(scenario())
 

@@ -18,6 +18,7 @@ no other job reads it. Whoever deletes it makes the next run search the whole la
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
@@ -83,11 +84,15 @@ class SearchedDays:
             self._days[day_text(day)] = self._marks[day]
 
     def keep(self) -> None:
-        """Write the note, if it has changed. If that fails, the next run reads more, and nothing is lost."""
+        """Write the note, if it has changed, and remove what runs that were killed have left of it: `erase`
+        holds a lock, so no other run is at work. If that fails, the next run reads more, and nothing is
+        lost."""
         there = set(map(day_text, self._lake.days()))
         days = {day: mark for day, mark in sorted(self._days.items()) if day in there}
         note = _Note(self._tombstones, days)
         content = msgspec.json.encode(note)
+        with contextlib.suppress(OSError):
+            self._records.tidy(names=re.escape(_NAME))
         if note != self._stored and len(content) <= NOTE_BYTES:
             with contextlib.suppress(OSError, LakeError, PipelineError):
                 self._records.replace(_NAME, content)

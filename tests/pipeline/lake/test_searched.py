@@ -26,6 +26,7 @@ from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.log.database import LogTombstone
 
 from tests.support import object_lakes, toy_lakes
+from tests.support.file_faults import Killed, counted
 from tests.support.object_lakes import NO_GRACE, inline, put_batch
 from tests.support.toy_lakes import DAY, place, write_batch
 
@@ -298,6 +299,31 @@ def test_a_search_that_is_cut_off_is_noted_as_far_as_it_came(made, monkeypatch):
         patch.setattr(ErasedIds, "elsewhere", cut)
         found(made.place, HERE)
     assert searched(made.place) == [1, 2]
+
+
+def test_a_run_killed_while_it_writes_the_note_leaves_nothing_behind_the_next_one(tmp_path, monkeypatch):
+    def others(step: int) -> list[LogTombstone]:
+        """Tombstones that no run before has searched for."""
+        return [HERE, tombstone(place(1), NOWHERE + step)]
+
+    write_batch(tmp_path, [1, 2])
+    assert searched(tmp_path) == [0]
+    note = tmp_path / NOTE
+    names = ("_erased.json.old", "_erased.json", "erased.json.7", "_more.json.7")
+    kept = {note, *map(note.with_name, names)}
+    for path in kept - {note}:
+        path.touch()
+    with counted() as calls:
+        assert searched(tmp_path, *others(0)) == [0]
+    drafts = 0
+    for last in range(len(calls.names)):
+        with monkeypatch.context() as patch, counted(last), pytest.raises(Killed):
+            patch.setattr(os, "getpid", lambda: 1)  # that of another process
+            searched(tmp_path, *others(1 + last))
+        drafts += len({*note.parent.iterdir()} - kept)
+        assert searched(tmp_path) == [0] and searched(tmp_path) == []
+        assert {*note.parent.iterdir()} == kept
+    assert drafts > 2
 
 
 @pytest.mark.parametrize("seed", range(3))

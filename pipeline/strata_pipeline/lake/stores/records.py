@@ -20,8 +20,8 @@ from strata_pipeline.lake.stores.objects import ObjectStore
 
 __all__ = ["DiskRecords", "ObjectRecords", "Records"]
 
-_is_draft = re.compile(r"_[\d-]+\.json\.\d+").fullmatch
-"""What `files.write_new` names the draft of a record; other files are not ours."""
+_RECORDS = r"[\d-]+\.json"
+"""The names of records."""
 
 
 class Records(Protocol):
@@ -51,8 +51,9 @@ class Records(Protocol):
     def replace(self, name: str, content: bytes) -> None:
         """Write a file, replacing any other."""
 
-    def tidy(self, folder: str) -> None:
-        """Remove the drafts that killed writers left in a folder."""
+    def tidy(self, folder: str = "", names: str = _RECORDS) -> None:
+        """Remove the drafts of files with such `names`, a pattern, that killed writers left here or in a
+        folder here. No other process may be writing there."""
 
 
 class DiskRecords:
@@ -90,9 +91,11 @@ class DiskRecords:
         path.unlink(missing_ok=True)
         files.write_new(path, content)
 
-    def tidy(self, folder: str) -> None:
+    def tidy(self, folder: str = "", names: str = _RECORDS) -> None:
+        # What `files.write_new` names a draft; other files are not ours.
+        is_draft = re.compile(rf"_{names}\.\d+").fullmatch
         for left in (self.folder / folder).glob("_*"):
-            if _is_draft(left.name) and left.is_file():
+            if is_draft(left.name) and left.is_file():
                 left.unlink()
 
     def _exists(self, name: str) -> bool:
@@ -138,7 +141,7 @@ class ObjectRecords:
     def replace(self, name: str, content: bytes) -> None:
         self._store.put(self._key(name), content)
 
-    def tidy(self, folder: str) -> None:
+    def tidy(self, folder: str = "", names: str = _RECORDS) -> None:
         return None  # an object is put as a whole or not at all, so there are no drafts
 
     def _names(self, folder: str, first: str = "") -> list[str]:

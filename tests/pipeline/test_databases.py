@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
 from strata.protocol.lake import LakeError
+from strata_pipeline.cli import app
 from strata_pipeline.databases import database_of
 from strata_pipeline.errors import UsageError
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
+from typer.testing import CliRunner
 
 from tests.support.object_lakes import NO_GRACE, compacted, drafted, erased, put_batch, rows_apart
 from tests.support.toy_lakes import DAY, write_batch
 from tests.support.toy_lakes import place as sequence
 
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "pipeline.md"
 BATCHES = (((1, 2, 3), (4,), DAY), ((5, 6), (), DAY), ((1, 2), (3,), DAY + 1))
 QUESTIONS = (
     "SELECT * FROM packets ORDER BY sequence",
@@ -73,6 +82,77 @@ def test_a_bucket_answers_as_a_folder_does_and_shows_only_what_counts(place, tmp
     with pytest.raises(duckdb.Error):
         sequences(database, "packets")
     assert len(sequences(now, "packets")) == 6
+
+
+def in_many_states(place: str) -> None:
+    """Make a lake in a bucket with rewritten days, an erased packet, and objects that do not count."""
+    for sound, aside, day in BATCHES:
+        put_batch(place, sound, aside, day=day)
+    assert compacted(place) and erased(place, sequence(2)) == 1
+    with ObjectLake.write(place) as lake:
+        drafted(lake, [3, 4], day=DAY + 1)
+
+
+def test_the_lines_of_the_guide_read_what_counts_with_polars_pyarrow_and_duckdb(place):
+    in_many_states(place)
+    text = GUIDE.read_text()
+    [lines] = [block for block in re.findall(r"(?:^(?:    .*)?\n)+", text, re.M) if "in_polars" in block]
+    found: dict[str, Any] = {}
+    exec(textwrap.dedent(lines).replace("s3://bucket/prefix", place), found)
+    counting = "SELECT day::VARCHAR, kind, count(*), sum(sequence) FROM rows GROUP BY ALL ORDER BY ALL"
+    expected = database_of(place).sql(counting.replace("rows", "packets")).fetchall()
+    assert sum(row[2] for row in expected) == 6
+    columns = ["day", "kind", "sequence"]
+    read = [
+        found["in_polars"].select(columns).collect().to_arrow(),
+        found["in_pyarrow"].to_table(columns=columns),
+        found["in_duckdb"].to_arrow_table(),
+    ]
+    for rows in read:
+        with duckdb.connect() as database:
+            database.register("rows", rows)
+            assert database.sql(counting).fetchall() == expected
+
+
+@pytest.mark.skipif(
+    "STRATA_HTTPFS_PYTHON" not in os.environ,
+    reason="STRATA_HTTPFS_PYTHON names no Python with duckdb and its extension httpfs",
+)
+def test_the_printed_views_are_read_with_httpfs(place, object_server):
+    in_many_states(place)
+    told = database_of(place)
+    expected = [[list(map(str, row)) for row in told.sql(question).fetchall()] for question in QUESTIONS]
+    asked = {
+        "views": CliRunner().invoke(app, ["views", "--lake", place]).stdout,
+        "questions": QUESTIONS,
+        **object_server.environment,
+    }
+    command = [os.environ["STRATA_HTTPFS_PYTHON"], "-c", _WITH_HTTPFS, json.dumps(asked)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected
+
+
+_WITH_HTTPFS = """
+import duckdb, json, pathlib, sys
+import duckdb_extension_httpfs
+asked = json.loads(sys.argv[1])
+folder = pathlib.Path(duckdb_extension_httpfs.__file__).parent / "extensions" / f"v{duckdb.__version__}"
+database = duckdb.connect()
+database.execute(f"LOAD '{folder}/httpfs.duckdb_extension'")
+options = {
+    "KEY_ID": asked["AWS_ACCESS_KEY_ID"],
+    "SECRET": asked["AWS_SECRET_ACCESS_KEY"],
+    "REGION": asked["AWS_REGION"],
+    "ENDPOINT": asked["AWS_ENDPOINT_URL"].removeprefix("http://"),
+    "URL_STYLE": "path",
+}
+told = "".join(f", {name} '{value}'" for name, value in options.items())
+database.execute(f"CREATE SECRET (TYPE s3, USE_SSL false{told})")
+database.execute(asked["views"])
+rows = [database.sql(question).fetchall() for question in asked["questions"]]
+print(json.dumps([[list(map(str, row)) for row in some] for some in rows]))
+"""
 
 
 def test_a_lake_with_nothing_put_aside_has_no_view_of_it(place):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from blake3 import blake3
 from strata.protocol.lake import Manifest, Span, StoredObject
 
 from strata_pipeline.errors import LakeError
+from strata_pipeline.jobs.copy_groups import RowGroups
 from strata_pipeline.lake.checking import batch_name, batches_faults
 from strata_pipeline.lake.contents import UNREADABLE, parquet_files, read_rows
 from strata_pipeline.lake.footers import check_footer
@@ -24,24 +26,43 @@ from strata_pipeline.lake.layout import Folders, LakeLayout, batch_path, span_of
 from strata_pipeline.lake.rows import rows_in
 from strata_pipeline.lake.stores.objects import ObjectStore
 
-__all__ = ["DAMAGED_FILE", "Source", "extract", "put_files", "write_without"]
+__all__ = ["DAMAGED_FILE", "BatchFolders", "Source", "extract", "put_files", "write_without"]
 
 DAMAGED_FILE: Final = (ValueError, pa.ArrowException)
 """What reading a damaged file raises, and writing another one does not."""
+_ROOTS: Final = ("packets", "quarantine")
 _GATHERED_BYTES: Final = 64 * 2**20
 
 
-class Source(NamedTuple):
-    """The folders of a day's batches with the spans in their names, parsed once: a day has thousands, and
-    each batch is searched for among them."""
+class BatchFolders:
+    """Folders of a day's batches, found by the spans in their names: a day may have a hundred thousand, and
+    each of its batches is searched for among them."""
 
-    packets: list[tuple[Span, Path]]
-    quarantine: list[tuple[Span, Path]]
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._there = sorted((span_of(one), one) for one in folders)
+        self._begins = [span.after for span, _ in self._there]
+        # Where all folders up to each one end: a folder that belongs to no batch may span any others.
+        self._ends = list(accumulate((span.up_to for span, _ in self._there), max))
+
+    def overlapping(self, span: Span) -> list[tuple[Span, Path]]:
+        """The folders that may have rows of a span, in order."""
+        first = bisect_right(self._ends, span.after)
+        last = bisect_left(self._begins, span.up_to)
+        return [one for one in self._there[first:last] if one[0].overlaps(span)]
+
+
+class Source(NamedTuple):
+    """The folders of a day's batches, and what was read of files that have rows of several batches."""
+
+    packets: BatchFolders
+    quarantine: BatchFolders
+    groups: RowGroups
 
     @classmethod
     def of(cls, layout: LakeLayout, day: int) -> Self:
         """The folders of a day."""
-        return cls(*([(span_of(one), one) for one in some] for some in layout.day(day)))
+        packets, quarantine = map(BatchFolders, layout.day(day))
+        return cls(packets, quarantine, RowGroups())
 
 
 def extract(source: Source, manifest: Manifest, folder: Path) -> None:
@@ -51,7 +72,7 @@ def extract(source: Source, manifest: Manifest, folder: Path) -> None:
     """
     why = _written(source, manifest, folder)
     if why is None:
-        made = ([one] if (one := folder / root).is_dir() else [] for root in source._fields)
+        made = ([one] if (one := folder / root).is_dir() else [] for root in _ROOTS)
         faults = batches_faults([manifest], *made)
         why = faults[0].detail if faults else _too_much(manifest, parquet_files([folder]))
     if why is not None:
@@ -63,10 +84,8 @@ def extract(source: Source, manifest: Manifest, folder: Path) -> None:
 
 def _written(source: Source, manifest: Manifest, folder: Path) -> str | None:
     """Write the files of a batch; return why one cannot be read, or None."""
-    for root, folders in source._asdict().items():
-        for span, batch in folders:
-            if not span.overlaps(manifest.span):
-                continue
+    for root, folders in zip(_ROOTS, (source.packets, source.quarantine), strict=True):
+        for span, batch in folders.overlapping(manifest.span):
             for path in parquet_files([batch]):
                 target = folder / root / path.relative_to(batch)
                 if span == manifest.span:
@@ -74,7 +93,7 @@ def _written(source: Source, manifest: Manifest, folder: Path) -> str | None:
                     shutil.copyfile(path, target)
                     continue
                 try:
-                    _filter(path, manifest, target)
+                    _cut(source.groups, path, manifest.span, target)
                 except DAMAGED_FILE as error:
                     return str(error)
     return None
@@ -140,11 +159,9 @@ def write_without(
     return Folders.below(target)
 
 
-def _filter(path: Path, manifest: Manifest, target: Path) -> None:
-    """Copy the rows of a file that belong to a batch."""
-    check_footer(path)
-    within = (pads.field("sequence") > manifest.after) & (pads.field("sequence") <= manifest.up_to)
-    rows: pa.Table = pads.dataset(path, format="parquet").to_table(filter=within)
+def _cut(groups: RowGroups, path: Path, span: Span, target: Path) -> None:
+    """Copy the rows of a file that lie in a span."""
+    rows = groups.rows(path, span)
     if rows.num_rows:
         target.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(rows, target, compression="zstd")

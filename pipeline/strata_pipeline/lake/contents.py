@@ -24,6 +24,7 @@ __all__ = [
     "Contents",
     "Rows",
     "contents_of",
+    "groups_within",
     "parquet_files",
     "read_rows",
 ]
@@ -107,7 +108,7 @@ def read_rows(
                 found = file.schema_arrow.field(name).type
                 if found not in _TYPES.get(name, (found,)):
                     raise ValueError(f"{path} has a column {name} of type {found}")
-            for group, first in _groups(file.metadata, span):
+            for group, first in groups_within(file.metadata, span):
                 is_large = file.metadata.row_group(group).num_rows > _READ_ROWS
                 for batch in file.iter_batches(
                     _READ_ROWS, row_groups=[group], columns=there, use_threads=is_large
@@ -176,7 +177,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
         raise ValueError(f"{path} has a column {name!r}, by which readers may take one column for another")
 
 
-def _groups(metadata: pq.FileMetaData, span: Span | None) -> Iterator[tuple[int, int]]:
+def groups_within(metadata: pq.FileMetaData, span: Span | None) -> Iterator[tuple[int, int]]:
     """The row groups that may hold rows of a span, each with the number of its first row."""
     first = 0
     place = metadata.schema.to_arrow_schema().get_field_index("sequence")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import obstore
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import LakeError, Manifest, day_text
+from strata.protocol.lake import LakeError, Manifest, Span, day_text
 from strata_pipeline.cli import app
 from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs.copy import copy_lake
+from strata_pipeline.jobs.copy_files import BatchFolders
+from strata_pipeline.jobs.copy_groups import RowGroups
 from strata_pipeline.lake.chain import Chain
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
@@ -110,6 +113,67 @@ def test_a_compacted_day_is_copied_as_it_was_archived(lake, place):
     assert rows(place) == ALL
     copied = ObjectLake.open(place)
     assert all(len(unit.manifests) == 1 for day in copied.days() for unit in copied.units(day)[0])
+
+
+@pytest.fixture
+def busy_day(tmp_path: Path) -> Path:
+    """A day of forty batches, and a later one."""
+    folder = tmp_path / "busy"
+    for first in range(1, 201, 5):
+        write_batch(folder, [first, first + 1, first + 2, first + 3], [first + 4])
+    write_batch(folder, [1], day=DAY + 1)
+    return folder
+
+
+def test_the_folders_of_a_day_are_not_all_looked_at_for_each_batch(busy_day, tmp_path, monkeypatch):
+    looks: list[Span] = []
+    real = Span.overlaps
+
+    def counted(one: Span, other: Span) -> bool:
+        looks.append(one)
+        return real(one, other)
+
+    monkeypatch.setattr(Span, "overlaps", counted)
+    assert copy_lake(busy_day, tmp_path / "copy").batches == 41
+    assert len(looks) < 200, "of 40 × 80"
+    assert faults(tmp_path / "copy") == [] and read(tmp_path / "copy") == read(busy_day)
+
+
+def test_folders_are_found_by_their_spans_whatever_others_there_are():
+    chance = random.Random(3)
+    for _ in range(300):
+        spans = [
+            Span(n, n + 1 + chance.randrange(9)) for n in chance.choices(range(40), k=chance.randrange(9))
+        ]
+        folders = BatchFolders(Path(f"day={n}", f"batch={span}") for n, span in enumerate(spans))
+        for first in range(50):
+            asked = Span(first, first + 1 + chance.randrange(6))
+            found = [span for span, _ in folders.overlapping(asked)]
+            assert found == sorted(span for span in spans if span.overlaps(asked))
+
+
+@pytest.mark.parametrize("kept", [2**30, 1])
+def test_of_a_compacted_day_each_row_group_is_read_once(busy_day, tmp_path, monkeypatch, kept):
+    with Lake.replace(busy_day) as opened:
+        target = staged_day(opened, DAY)
+        compacted(opened, DAY, target)
+        for path in target.rglob("*.parquet"):
+            pq.write_table(pq.ParquetFile(path).read(), path, row_group_size=16)
+        replace_day(opened, DAY, target, 0)
+    reads: list[object] = []
+    real = RowGroups._read
+
+    def counted(groups: RowGroups, asked: Any) -> Any:
+        reads.append(asked)
+        return real(groups, asked)
+
+    monkeypatch.setattr(RowGroups, "_read", counted)
+    monkeypatch.setattr("strata_pipeline.jobs.copy_groups._KEPT_BYTES", kept)
+    copy_lake(busy_day, tmp_path / "copy")
+    assert faults(tmp_path / "copy") == [] and read(tmp_path / "copy") == read(busy_day)
+    assert len(set(reads)) == 10
+    # If only one stays in memory, the two kinds of a batch take turns.
+    assert len(reads) == 10 if kept > 1 else 40 <= len(reads) <= 100
 
 
 def test_a_torn_file_of_a_compacted_day_is_told_with_its_batch(lake, tmp_path):

@@ -321,11 +321,10 @@ class Access:
 
     def judge(self, visitor: Visitor, headers: RequestHeaders, now: float) -> Turnaway | None:
         """The refusal of a WebSocket handshake, or None if it is accepted."""
-        visitor.origins = _origins_of(headers)
-        visitor.is_own_page = self._console and _is_own(visitor.origins, headers, self._public_host)
+        is_admitted = self.admits_page(visitor, headers)
         if self.is_banned_address(visitor):
             return Turnaway(403, "This relay takes no connections from that address.", "banned")
-        if not self.takes_origin(visitor):
+        if not is_admitted:
             return Turnaway(403, "This relay takes no connections from that origin.", "origin")
         quota = visitor.quota
         if quota is None:
@@ -336,6 +335,17 @@ class Access:
             sentence = "Too many connections from this address lately."
             return Turnaway(429, sentence, "connection_rate", self.retry_after(visitor, now))
         return None
+
+    @property
+    def chooses_origins(self) -> bool:
+        """Whether the pages of some origins only may connect."""
+        return bool(self._origins)
+
+    def admits_page(self, visitor: Visitor, headers: RequestHeaders) -> bool:
+        """Note which web page a request is from, and return whether it may connect."""
+        visitor.origins = _origins_of(headers)
+        visitor.is_own_page = self._console and _is_own(visitor.origins, headers, self._public_host)
+        return self.takes_origin(visitor)
 
     def takes_origin(self, visitor: Visitor) -> bool:
         """Whether the visitor's web page may connect under the current settings."""

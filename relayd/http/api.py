@@ -1,4 +1,4 @@
-"""The answers to plain HTTP GET requests, without a socket.
+"""The answers to plain HTTP requests, without a socket.
 
 `HttpApi.respond` takes a request target and returns a whole response, which the shell that owns the
 connection writes. Errors are JSON, `{"error": code, "reason": sentence}`. The answers:
@@ -9,7 +9,7 @@ connection writes. Errors are JSON, `{"error": code, "reason": sentence}`. The a
     /.well-known/strata-relay.json   the manifest (R-389)
     /packets/{packet_id}             a stored packet (R-301)
     /did/…, /did-docs/…              identities (R-058, see `identities`)
-    /, /assets/…                     the console, for GET and HEAD (see `console`)
+    /, /assets/…                     the console (see `console`)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EXPIRING = msgspec.json.Decoder(_Expiring)
 
 
 class HttpApi:
-    """The GET answers of the relay's main port.
+    """The answers of the relay's main port.
 
     `readiness` returns None when the relay is ready, else one of `draining`, `database`, `memory`.
     `by_id` is the store's: it returns a `StoredPacket`, None for an id never seen, or any other object for a

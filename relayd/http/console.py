@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import relayd
 from relayd.access.gate import RequestHeaders
-from relayd.responses import Response
+from relayd.responses import Response, items_of
 
 __all__ = ["FOLDER", "WebConsole"]
 
@@ -36,10 +36,7 @@ _TYPES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _HOST: Final = re.compile(r"([A-Za-z0-9.-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
-_NOT_WANTED: Final = re.compile(r"[qQ]=0(\.0{0,3})?")
-"""The weight of an encoding that a client refuses (RFC 9110 section 12.4.2)."""
 _LONGEST_HOST: Final = 260
-_LONGEST_HEADER: Final = 1000
 _SAFE: Final[Mapping[str, str]] = MappingProxyType(
     {
         "Referrer-Policy": "no-referrer",
@@ -102,9 +99,9 @@ class WebConsole:
             "Vary": "Accept-Encoding",
             **_SAFE,
         }
-        if file.tag in _words(headers, "If-None-Match"):
-            return Response(304, file.content_type, b"", said)
-        if "gzip" in _words(headers, "Accept-Encoding"):
+        if file.tag in items_of(headers.get_all("If-None-Match")):
+            return Response(304, file.content_type, b"", said)  # of whichever encoding the client has
+        if "gzip" in items_of(headers.get_all("Accept-Encoding")):
             return Response(200, file.content_type, file.packed, {**said, "Content-Encoding": "gzip"})
         return Response(200, file.content_type, file.plain, said)
 
@@ -137,14 +134,3 @@ def _file(name: str, content: bytes, caching: str) -> _File:
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     packed = gzip.compress(content, 9, mtime=0)
     return _File(_TYPES[Path(name).suffix], content, packed, tag, caching)
-
-
-def _words(headers: RequestHeaders, name: str) -> set[str]:
-    """The items of a list in a header, without their parameters; only the first of a long list."""
-    line = ",".join(headers.get_all(name)[:4])[:_LONGEST_HEADER]
-    items = (item.partition(";") for item in line.split(","))
-    return {
-        head.strip().removeprefix("W/")
-        for head, _, rest in items
-        if not _NOT_WANTED.fullmatch(rest.replace(" ", ""))
-    }

@@ -7,6 +7,7 @@ apply here too: reading a packet by its id is a read like any other (R-288, R-29
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http
 import math
 from collections.abc import Iterator
@@ -21,13 +22,14 @@ from relayd.access.gate import Access, RequestHeaders, Turnaway, Visitor
 from relayd.access.limits import Quota, purse
 from relayd.metrics import Counters
 from relayd.responses import Response as HttpResponse
-from relayd.responses import error_response
+from relayd.responses import error_response, unless_known
 from relayd.store.payers import Asker
 
 __all__ = ["HttpResponder", "fault_response", "rejection", "respond"]
 
 _READS = ("/packets/", "/did/", "/did-docs/")
 """Paths that serve packets or their contents, as a subscription would."""
+_METHODS: Final = ("GET", "HEAD")
 _DID: Final = "/did/"
 _MOST_CHAINS: Final = 8
 """The requests of one address at a time that may have a chain of keys read: how long that takes is known, and
@@ -35,7 +37,7 @@ charged, only afterwards."""
 
 
 class HttpResponder(Protocol):
-    """Answers plain HTTP requests: GET, and also HEAD for pages."""
+    """Answers plain HTTP requests. HEAD is answered as GET, without the body."""
 
     def page(self, path: str, headers: RequestHeaders) -> HttpResponse | None: ...
 
@@ -78,15 +80,22 @@ async def respond(
     Cancelling it cancels any read of the store under way.
     """
     method = getattr(request, "method", "GET")
-    page = responder.page(request.path, request.headers) if method in ("GET", "HEAD") else None
-    if method != "GET" and page is None:
-        return _response(HttpResponse(405, "text/plain", b"", {"Allow": "GET"}))
-    answer = _refused(request.path, access, visitor, asking.payer, rate_limited, now)
+    if method not in _METHODS:
+        allow = ", ".join(_METHODS)
+        return _response(
+            error_response(405, "method_not_allowed", f"the methods are {allow}", {"Allow": allow})
+        )
+    page = responder.page(request.path, request.headers)
+    answer = _refused(request.path, request.headers, access, visitor, asking.payer, rate_limited, now)
     if answer is None:
         with _counted(request.path, visitor.quota):
             answer = page or await responder.respond(request.path, asking)
+        answer = unless_known(answer, request.headers.get_all("If-None-Match"))
         if visitor.quota is not None and (backfill := purse("backfill", visitor.quota.line)) is not None:
             backfill.spend(len(answer.body), now)
+    if access.chooses_origins and request.path.startswith(_READS):
+        # Otherwise a cache could give one page the answer to another.
+        answer = dataclasses.replace(answer, headers={**answer.headers, "Vary": "Origin"})
     return _response(answer, whole=method != "HEAD")
 
 
@@ -104,7 +113,13 @@ def _counted(path: str, quota: Quota | None) -> Iterator[None]:
 
 
 def _refused(
-    path: str, access: Access, visitor: Visitor, payer: Quota, rate_limited: Counters, now: float
+    path: str,
+    headers: RequestHeaders,
+    access: Access,
+    visitor: Visitor,
+    payer: Quota,
+    rate_limited: Counters,
+    now: float,
 ) -> HttpResponse | None:
     """The refusal of this request, or None. HTTP requests are always anonymous."""
     if access.is_banned_address(visitor):
@@ -115,6 +130,9 @@ def _refused(
         return _too_many(access.retry_after(visitor, now))
     if not path.startswith(_READS):
         return None
+    if not access.admits_page(visitor, headers):
+        # A page that may not connect must not read around that.
+        return error_response(403, "policy_rejected", "this relay takes no requests from that origin")
     if SUBSCRIBE not in access.grants.anonymous:
         # R-292: a client that may not subscribe without AUTH must not read around it.
         return error_response(

@@ -83,10 +83,24 @@ async def test_the_page_and_the_websocket_may_share_a_path_and_the_page_may_be_l
 
 
 @pytest.mark.req("R-313")
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 def test_other_methods_do_nothing(relay: RelayProcess, method):
     try:
         status, _, _ = http_get(f"{relay.http}/packets/0x{'00' * 32}", method)
     except OSError:
         return  # refusing by closing is an answer too
     assert status in (400, 405)
+
+
+def test_head_tells_a_probe_what_get_would(relay: RelayProcess):
+    for path in (
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/.well-known/strata-relay.json",
+        "/packets/0x" + "00" * 32,
+    ):
+        status, headers, _ = relay.get(path)
+        told, heads, body = http_get(f"{relay.http}{path}", "HEAD")
+        assert (told, body) == (status, b"")
+        assert heads["content-type"] == headers["content-type"]

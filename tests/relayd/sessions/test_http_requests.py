@@ -6,7 +6,8 @@ import asyncio
 import json
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
@@ -225,12 +226,25 @@ async def test_a_packet_by_its_id_is_a_read_like_any_other(rigs, settings, statu
 async def nothing(packet_id: bytes, now: int, *_: object) -> None: ...
 
 
-async def answered(rig: Rig, path: str, peer: str = "192.0.2.1") -> tuple[bytes, bytes]:
-    """The status of an answer, and all of it."""
-    api = HttpApi(readiness=lambda: None, manifest=dict, by_id=nothing)
+async def answered(
+    rig: Rig,
+    path: str,
+    peer: str = "192.0.2.1",
+    *,
+    method: str = "GET",
+    headers: Mapping[str, str] = MappingProxyType({}),
+    found: bytes | None = None,
+) -> tuple[bytes, bytes]:
+    """The status of an answer, and all of it. `found` is the packet of the id 0xabab…; no other is there."""
+
+    async def by_id(packet_id: bytes, now: int, *_: object) -> StoredPacket | None:
+        return None if found is None or packet_id[0] != 0xAB else StoredPacket(1, NOW, found)
+
+    api = HttpApi(readiness=lambda: None, manifest=dict, by_id=by_id)
     asking, transport = Connection(rig.relay, api, "/strata"), FakeTransport(peer)
     asking.socket.connection_made(cast(asyncio.Transport, transport))
-    asking.socket.data_received(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", *(f"{name}: {value}" for name, value in headers.items())]
+    asking.socket.data_received("\r\n".join([*lines, "", ""]).encode())
     assert asking._http_task is not None
     await asking._http_task
     asking.socket.connection_lost(None)
@@ -339,14 +353,17 @@ async def test_whoever_owes_the_database_time_gets_nothing_more_read_for_now(rig
     [
         ("GET /", b"200", True),
         ("HEAD /", b"200", False),
-        ("HEAD /healthz", b"405", False),
-        ("POST /", b"405", False),
+        ("HEAD /healthz", b"200", False),
+        ("HEAD /nowhere", b"404", False),
+        ("HEAD /strata", b"426", False),
+        ("POST /", b"405", True),
+        ("OPTIONS /healthz", b"405", True),
         ("GET /nowhere", b"404", True),
         ("GET /" + "x" * 9000, b"414", True),
         ("GET /strata", b"426", True),
     ],
 )
-async def test_pages_answer_head_as_well_and_no_answer_is_sniffed(rigs, request_line, status, has_body):
+async def test_every_path_answers_head_as_well_and_no_answer_is_sniffed(rigs, request_line, status, has_body):
     console = WebConsole({"index.html": b"<p>console</p>"}, public_url=None, websocket_path="/strata")
     api = HttpApi(readiness=lambda: None, manifest=dict, by_id=cast(Any, None), console=console)
     asking, transport = Connection(rigs().relay, api, "/strata"), FakeTransport()
@@ -358,9 +375,81 @@ async def test_pages_answer_head_as_well_and_no_answer_is_sniffed(rigs, request_
     assert head.split()[1] == status
     assert bool(body) is has_body
     assert b"X-Content-Type-Options: nosniff" in head
-    if status == b"200":
+    if request_line.endswith(" /") and status == b"200":
         assert b"Content-Length: 14" in head
+    if status == b"405":
+        assert b"Allow: GET, HEAD\r\n" in head
+        assert json.loads(body)["error"] == "method_not_allowed"
     asking.socket.connection_lost(None)
+
+
+@pytest.mark.parametrize(
+    "path", [f"/packets/0x{'ab' * 32}", f"/packets/0x{'cd' * 32}", "/healthz", "/readyz"]
+)
+async def test_head_says_what_get_says_without_the_body(rigs, path):
+    got, head = [(await answered(rigs(), path, method=method, found=b"{}"))[1] for method in ("GET", "HEAD")]
+    assert head == got.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("named", "status"),
+    [
+        ('"0x{id}"', b"304"),
+        ('W/"0x{id}"', b"304"),
+        ('"x", "0x{id}"', b"304"),
+        ("*", b"304"),
+        ('"0x"', b"200"),
+        ("0x{id}", b"200"),
+        ("", b"200"),
+    ],
+)
+async def test_a_packet_that_is_known_already_is_not_sent_again(rigs, named, status):
+    packet_id = "ab" * 32
+    headers = {"If-None-Match": named.replace("{id}", packet_id)}
+    found, whole = await answered(rigs(), f"/packets/0x{packet_id}", headers=headers, found=b"{}")
+    head, _, body = whole.partition(b"\r\n\r\n")
+    assert found == status
+    assert bool(body) is (b"Content-Length" in head) is (status == b"200")
+    assert f'ETag: "0x{packet_id}"'.encode() in head
+    absent = await answered(rigs(), "/packets/0x" + "cd" * 32, headers={"If-None-Match": "*"})
+    assert absent[0] == b"404"
+
+
+@pytest.mark.req("R-317")
+@pytest.mark.parametrize(
+    ("settings", "path", "status"),
+    [
+        ({}, "/packets/zz", b"400"),
+        ({}, f"/packets/0x{'ab' * 32}", b"404"),
+        ({"require_auth": ("subscribe",)}, f"/packets/0x{'ab' * 32}", b"401"),
+        ({"connection_limit": 1}, f"/packets/0x{'ab' * 32}", b"429"),
+    ],
+)
+async def test_a_page_elsewhere_can_read_a_refusal(rigs, settings, path, status):
+    """A browser shows a page no answer without this header: a packet that is not there would look like a
+    relay that is not there."""
+    found, whole = await answered(rigs(**settings), path, headers={"Origin": "https://elsewhere.example"})
+    assert found == status
+    assert b"Access-Control-Allow-Origin: *\r\n" in whole
+    assert (b"Access-Control-Expose-Headers: Retry-After\r\n" in whole) is (b"\r\nRetry-After: " in whole)
+    assert (b"\r\nRetry-After: " in whole) is (status == b"429")
+
+
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize("path", [f"/packets/0x{'ab' * 32}", "/did/did:strata:x", "/did-docs/zx"])
+async def test_pages_of_other_origins_read_no_packets_by_http_either(rigs, path):
+    rig, found = rigs(allowed_origins=("https://good.example",)), []
+    for origin in ("https://good.example", "https://evil.example", "null", None):
+        headers = {} if origin is None else {"Origin": origin}
+        status, whole = await answered(rig, path, headers=headers, found=b"{}")
+        found.append(status == b"403")
+        assert b"\r\nVary: Origin\r\n" in whole  # a cache must not give one page the answer to another
+    assert found == [False, True, True, False]
+    for public in ("/healthz", "/.well-known/strata-relay.json"):
+        status, _ = await answered(rig, public, headers={"Origin": "https://evil.example"})
+        assert status == b"200"
+    status, whole = await answered(rigs(), path, headers={"Origin": "https://evil.example"}, found=b"{}")
+    assert status != b"403" and b"Vary" not in whole
 
 
 async def test_a_page_that_is_known_already_is_no_page_of_no_length(rigs):

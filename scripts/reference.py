@@ -33,6 +33,17 @@ _COMMANDS_HEAD = """# Command lines
 
 Every command explains itself with `--help`. The brackets after an option's meaning hold its environment
 variable, its default and its range.
+
+| exit code | relayd | strata | strata-pipeline |
+|---|---|---|---|
+| 0 | done; `serve` has stopped cleanly | done | done, and everything holds |
+| 1 | done, but for what the output names | refused, away, not found | a fault was found, or it cannot go on |
+| 2 | wrong usage or settings | wrong usage | wrong usage |
+| 3 | the database is away, unsafe or in use | `conformance`: no relay answers | the database is away |
+| 4 | the port is taken | – | – |
+| 130 | stopped by Ctrl-C | stopped by Ctrl-C | stopped by Ctrl-C |
+| 141 | – | the reader of stdout went away | – |
+| 143 | stopped by SIGTERM; `serve` ends with 0 | – | stopped by SIGTERM |
 """
 
 _WIRE_HEAD = """# Wire messages
@@ -151,7 +162,7 @@ def wire_page() -> str:
     lines = [_WIRE_HEAD, "## From client to relay\n"]
     lines += _messages(get_args(wire.ClientMessage))
     lines += ["## From relay to client\n"]
-    lines += _messages(get_args(wire.RelayMessage))
+    lines += _messages((*get_args(wire.RelayMessage), wire.Moderated, wire.Reconciled))
     lines += [
         "## Parts\n",
         *_struct(wire.Filters, "filters"),
@@ -178,18 +189,19 @@ def _struct(struct: Any, title: str) -> Iterator[str]:
     assert isinstance(info, msgspec.inspect.StructType)
     for field in info.fields:
         presence = "required" if field.required else "optional"
-        yield f"| `{field.encode_name}` | {_type(field.type)} | {presence} |"
+        # Absence and null differ where neither is the default, which msgspec reports as having none.
+        or_null = " or null" if not field.required and field.default is msgspec.NODEFAULT else ""
+        yield f"| `{field.encode_name}` | {_type(field.type)}{or_null} | {presence} |"
     yield ""
 
 
 def _type(info: msgspec.inspect.Type) -> str:
     match info:
         case msgspec.inspect.UnionType():
-            nullable = info.includes_none and any("Unset" in type(kind).__name__ for kind in info.types)
             kinds = [_type(kind) for kind in info.types if not isinstance(kind, msgspec.inspect.NoneType)]
             if kinds == ["integer", "number"]:
                 kinds = ["number"]
-            return " or ".join(kinds) + (" or null" if nullable else "")
+            return " or ".join(kinds)
         case msgspec.inspect.IntType():
             return "integer" + _range(info)
         case msgspec.inspect.FloatType():

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
+from strata.protocol import streams, wire
+from strata.tools.cli import output
+from strata_pipeline.cli.app import exit_code
+from strata_pipeline.errors import LogUnavailable, UsageError
+
+from relayd import exit_codes
 from relayd.metrics import Metrics, SupervisorMetrics
 
 ROOT = Path(__file__).parents[2]
@@ -40,3 +48,30 @@ def test_every_command_is_in_the_reference() -> None:
     for command in ("relayd serve", "strata publish", "strata relays probe", "strata-pipeline archive"):
         assert f" {command}\n" in page
     assert page.count("```text") > 25
+
+
+def test_every_message_is_in_the_reference_with_all_its_members() -> None:
+    page = generator().wire_page()
+    messages = wire._Message.__subclasses__()
+    assert len(messages) == 14
+    for message in messages:
+        _, _, rest = page.partition(f"\n### {message.__struct_config__.tag}\n")
+        assert rest, message
+        own = rest.partition("\n### ")[0]
+        assert all(f"\n| `{field.encode_name}` | " in own for field in msgspec.structs.fields(message))
+    assert "\n| `cursor` | text or null | optional |" in page.partition("### END_OF_HISTORY\n")[2]
+
+
+def test_every_exit_code_is_in_the_reference() -> None:
+    """A program that runs a command acts by its exit code, and no release changes one."""
+    rows = re.findall(r"^\| (\d+) \| (.+) \| (.+) \| (.+) \|$", generator().commands_page(), re.MULTILINE)
+    table = {int(code): meanings for code, *meanings in rows}
+    for column, codes in enumerate(
+        (
+            {getattr(exit_codes, name) for name in exit_codes.__all__} | {130, 143},
+            {0, 1, output.USAGE, 3, 130, streams.BROKEN_PIPE},
+            {0, *map(exit_code, (ValueError(), UsageError(""), LogUnavailable(""), KeyboardInterrupt()))}
+            | {143},
+        )
+    ):
+        assert {code for code, meanings in table.items() if meanings[column] != "–"} == codes

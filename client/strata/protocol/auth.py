@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from strata.protocol import ids, wire
 from strata.protocol.errors import ErrorCode, InvalidMessage
@@ -24,6 +24,7 @@ __all__ = [
     "MIN_CHALLENGE_BYTES",
     "MIN_LIFETIME_SECONDS",
     "answer_challenge",
+    "check_address",
     "check_challenge",
     "signing_input",
 ]
@@ -65,6 +66,20 @@ def check_challenge(challenge: wire.AuthChallenge, expected_server_id: str | Non
         raise _unfit("the name that the relay gives itself is not a DID", "server_id_malformed")
     if expected_server_id is not None and challenge.server_id != expected_server_id:
         raise _unfit("the relay is not the one expected at this address", "server_id_unexpected")
+
+
+def check_address(server_id: str, address: str, met: Mapping[str, str]) -> None:
+    """Raise `InvalidMessage` if the relay at `address` shows the DID of a relay met elsewhere (R-298).
+
+    `met` has an address for each DID: the relay may be forwarding that other relay's challenge. The error's
+    `detail` is `server_id_elsewhere`.
+    """
+    other = met.get(server_id, address)
+    if other != address:
+        raise _unfit(
+            f"this is the DID of the relay at {other}; where both are one relay, say so by relay_id",
+            "server_id_elsewhere",
+        )
 
 
 def answer_challenge(

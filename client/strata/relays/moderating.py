@@ -9,6 +9,7 @@ relay's log of rulings shows the outcome.
 
 from __future__ import annotations
 
+import os
 import ssl as ssl_module
 from collections.abc import AsyncIterator
 from typing import Final, Literal
@@ -36,7 +37,8 @@ class Moderator(Dialogue):
     this identity is not one of the relay's operators.
 
     `timeout`, in seconds, applies to opening and to each request. `relay_id` is the DID that the relay must
-    have; without it, any relay at the URL is accepted.
+    have. Without it, the relay must have the DID that the file `pins` has for its address; one that was not
+    met before is written there. Without both, any relay at the URL is accepted.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class Moderator(Dialogue):
         relay_id: str | None = None,
         ssl: ssl_module.SSLContext | None = None,
         timeout: float = 20.0,
+        pins: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(url, signer, relay_id=relay_id, ssl=ssl, timeout=timeout)
+        super().__init__(url, signer, relay_id=relay_id, ssl=ssl, timeout=timeout, pins=pins)
 
     async def ban(
         self, kind: ModeratedKind, subject: str, *, reason: str, expires_at: int | None = None

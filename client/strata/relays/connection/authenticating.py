@@ -306,13 +306,7 @@ class Authenticating:
     def _check_acquaintance(self, shown: str) -> None:
         """Raise `InvalidMessage` if the DID that this relay shows contradicts what is known of relays."""
         if self.server_id is None:
-            other = self._met.get(shown, self._address)
-            if other != self._address:
-                raise InvalidMessage(
-                    f"this is the DID of the relay at {other}; where both are one relay, say so by relay_id",
-                    code=ErrorCode.UNAUTHENTICATED,
-                    detail="server_id_elsewhere",
-                )
+            auth.check_address(shown, self._address, self._met)
         elif self._claimed not in (None, self.server_id):
             raise InvalidMessage(
                 "the relay's manifest names another relay than the one expected",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
+import os
 import ssl as ssl_module
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -19,14 +21,17 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from strata.protocol import wire
-from strata.protocol.auth import answer_challenge, check_challenge
-from strata.protocol.errors import ConnectionFailed, RequestRefused
+from strata.protocol.auth import answer_challenge, check_address, check_challenge
+from strata.protocol.errors import ConnectionFailed, IdentityError, RequestRefused
 from strata.protocol.ids import Signer
-from strata.relays.connection.dialing import check_url, describe, dial, hang_up, tls_context
+from strata.relays.connection.dialing import check_url, describe, dial, hang_up, shown, tls_context
 from strata.relays.connection.options import Options
+from strata.relays.connection.pins import PinFile, address_of
 from strata.relays.connection.values import Announced
 
 __all__ = ["Dialogue"]
+
+_log = logging.getLogger("strata.relay")
 
 _CLOSE_SECONDS: Final = 5.0
 _MOST_CHALLENGES: Final = 3
@@ -42,7 +47,9 @@ class Dialogue:
     """One session. Open it with `async with`.
 
     `timeout`, in seconds, applies to opening and to each answer. `relay_id` is the DID that the relay must
-    have; None accepts any relay at the URL. `capabilities` are those to request; None requests all.
+    have; None accepts the DID in the file `pins`, else any that the file does not have at another address,
+    and writes it there. Without `pins`, None accepts any relay at the URL. `capabilities` are those to
+    request; None requests all.
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class Dialogue:
         ssl: ssl_module.SSLContext | None,
         timeout: float,
         capabilities: Sequence[str] | None = None,
+        pins: str | os.PathLike[str] | None = None,
     ) -> None:
         check_url(url)
         self.granted: tuple[str, ...] = ()
@@ -62,6 +70,8 @@ class Dialogue:
         self._url = url
         self._signer = signer
         self._relay_id = relay_id
+        self._pins = None if pins is None else PinFile(pins)
+        self._met: Mapping[str, str] = {}
         self._ssl = tls_context(url, ssl)
         self._timeout = timeout
         self._capabilities = capabilities
@@ -71,13 +81,15 @@ class Dialogue:
     async def __aenter__(self) -> Self:
         """Connect and authenticate.
 
-        Raises `ConnectionFailed`, `RequestRefused`, `InvalidMessage`, and any error of the signer. Cancelling
-        closes the connection.
+        Raises `ConnectionFailed`, `RequestRefused`, `InvalidMessage`, any error of the signer, and
+        `IdentityError` or `OSError` for a file of pins that cannot be read. Cancelling closes the connection.
         """
+        await self._read_pins()
         try:
             async with asyncio.timeout(self._timeout):
                 self._socket, self._announced = await dial(self._url, ssl=self._ssl, options=Options())
                 await self._authenticate(self._socket)
+                await self._pin()
         except (OSError, TimeoutError, WebSocketException) as error:
             await self._close()
             raise describe(error, self._url) from error
@@ -96,6 +108,20 @@ class Dialogue:
         """The extensions that the relay announces."""
         return self._announced.extensions
 
+    async def _read_pins(self) -> None:
+        """Learn which DID this relay must have, and the addresses of others (R-298)."""
+        if self._relay_id is None and self._pins is not None:
+            self._relay_id = await asyncio.to_thread(self._pins.get, self._url)
+            self._met = await asyncio.to_thread(self._pins.met)
+
+    async def _pin(self) -> None:
+        if self._pins is None or self._relay_id is None:
+            return
+        try:
+            await asyncio.to_thread(self._pins.add, self._url, self._relay_id)
+        except (OSError, IdentityError) as error:
+            _log.warning("%s: the relay could not be pinned: %s", shown(self._url), error)
+
     async def _authenticate(self, socket: ClientConnection) -> None:
         challenges = 0
         while True:
@@ -105,6 +131,9 @@ class Dialogue:
                 if challenges > _MOST_CHALLENGES:
                     raise ConnectionFailed("the relay challenges again and again")
                 check_challenge(message, expected_server_id=self._relay_id)
+                if self._relay_id is None:
+                    check_address(message.server_id, address_of(self._url), self._met)
+                self._relay_id = message.server_id  # a later one of another relay would be forwarded
                 self._announced = self._announced.learnt(message.extensions or ())
                 answer = answer_challenge(
                     message, self._signer, capabilities=self._capabilities, client_msg_id=_AUTH

@@ -20,9 +20,10 @@ from strata.tools.cli.position import PositionFile, PositionKeeper
 from strata.tools.cli.running import run
 from strata.tools.cli.target import Target, save_identity
 
-__all__ = ["get", "keygen", "publish", "subscribe"]
+__all__ = ["get", "keygen", "options_within", "publish", "subscribe"]
 
 _OPTIONS = Options(connect_timeout=5.0)
+"""For commands without a timeout of their own; see `options_within`."""
 
 Line = tuple[int, Mapping[str, object] | ValueError]
 """The number of an input line, and its content or the error in it."""
@@ -30,6 +31,11 @@ Running = asyncio.Queue[tuple[int, asyncio.Task[Published | StrataError]] | None
 """Publishes in progress with their line numbers, in the order of the input; None ends the queue."""
 _ALONE = 0
 """Stands for a line number if the packet comes from the command line."""
+
+
+def options_within(timeout: float) -> Options:
+    """How to connect for a command that gives up after `timeout` seconds."""
+    return dataclasses.replace(_OPTIONS, connect_timeout=min(_OPTIONS.connect_timeout, timeout))
 
 
 def keygen(path: Path, *, as_json: bool) -> None:
@@ -156,7 +162,7 @@ async def _publish(
     try:
         with progress:
             async with (
-                target.connect(_OPTIONS) as relay,
+                target.connect(options_within(timeout)) as relay,
                 asyncio.TaskGroup() as tasks,
             ):
                 reporter = tasks.create_task(_report(running, as_json=as_json), name="strata-report")
@@ -253,8 +259,9 @@ async def _subscribe(
 
 
 async def _get(target: Target, packet_id: str, *, timeout: float, as_json: bool) -> int:
-    async with target.connect(_OPTIONS) as relay:
-        delivery = await relay.get(packet_id, timeout=timeout)
+    ends_at = time.monotonic() + timeout
+    async with target.connect(options_within(timeout)) as relay:
+        delivery = await relay.get(packet_id, timeout=ends_at - time.monotonic())
     if delivery is None:
         output.note(f"error: the relay does not have {packet_id}")
         return 1

@@ -50,7 +50,14 @@ _NONCE_BYTES = 16
 
 
 def create(
-    path: Path, recovery: int, threshold: int | None, *, relay: str, timeout: float, as_json: bool
+    path: Path,
+    recovery: int,
+    threshold: int | None,
+    *,
+    relay: str,
+    pins: Path | None,
+    timeout: float,
+    as_json: bool,
 ) -> None:
     """Make an identity and its recovery keys, and publish the document that names the recovery keys."""
     paths = [
@@ -64,7 +71,7 @@ def create(
     for recovery_path in paths[1:]:
         save_identity(Identity.generate().speaking_for(identity.did), recovery_path)
     if recovery:
-        document(path, paths[1:], threshold, relay=relay, timeout=timeout, as_json=as_json)
+        document(path, paths[1:], threshold, relay=relay, pins=pins, timeout=timeout, as_json=as_json)
     elif as_json:
         output.write_record({"did": identity.did, "path": str(path)})
     else:
@@ -79,6 +86,7 @@ def document(
     threshold: int | None,
     *,
     relay: str,
+    pins: Path | None,
     timeout: float,
     as_json: bool,
 ) -> None:
@@ -91,7 +99,7 @@ def document(
 
     async def work() -> int:
         try:
-            async with connect(relay, identity=identity, options=_OPTIONS) as connection:
+            async with connect(relay, identity=identity, pins=pins, options=_OPTIONS) as connection:
                 chain = await _chain_of(connection, identity.did)
                 if chain.head is not None:
                     raise ValueError("the DID has a document already, and only the first one names new keys")
@@ -117,6 +125,7 @@ def rotate(
     *,
     reason: str | None,
     relay: str,
+    pins: Path | None,
     timeout: float,
     as_json: bool,
 ) -> None:
@@ -124,7 +133,7 @@ def rotate(
     identity = _load(path)
 
     async def work() -> int:
-        async with connect(relay, identity=identity, options=_OPTIONS) as connection:
+        async with connect(relay, identity=identity, pins=pins, options=_OPTIONS) as connection:
             chain = await _chain_of(connection, identity.did)
             own = _own_key(chain, identity)
             old = _replaced(chain, own, replaces)
@@ -166,6 +175,7 @@ def revoke(
     reason: str | None,
     yes: bool,
     relay: str,
+    pins: Path | None,
     timeout: float,
     as_json: bool,
 ) -> None:
@@ -177,7 +187,7 @@ def revoke(
         output.misuse(error)
 
     async def work() -> int:
-        async with connect(relay, identity=identity, options=_OPTIONS) as connection:
+        async with connect(relay, identity=identity, pins=pins, options=_OPTIONS) as connection:
             chain = await _chain_of(connection, identity.did)
             own = _own_key(chain, identity)
             now = _now()
@@ -211,6 +221,7 @@ def approve(
     note: str | None,
     recovery_delay: int,
     relay: str,
+    pins: Path | None,
     timeout: float,
     as_json: bool,
 ) -> None:
@@ -224,7 +235,7 @@ def approve(
         try:
             async with (
                 asyncio.timeout(timeout),
-                connect(relay, identity=identity, options=_OPTIONS) as connection,
+                connect(relay, identity=identity, pins=pins, options=_OPTIONS) as connection,
             ):
                 content = approval_content(event, approved_at=_now(), note=note)
                 published = await _publish(connection, identity, content, timeout)
@@ -249,15 +260,24 @@ def approve(
 
 
 def show(
-    did: str | None, path: Path, *, recovery_delay: int, relay: str, timeout: float, as_json: bool
+    did: str | None,
+    path: Path | None,
+    *,
+    recovery_delay: int,
+    relay: str,
+    pins: Path | None,
+    timeout: float,
+    as_json: bool,
 ) -> None:
-    """Print the keys of a DID."""
+    """Print the keys of a DID, by default that of the key file. The key file, if one is given, authenticates
+    where the relay requires it."""
     if did is not None:
         output.require_did(did)
-    whose = did or _load(path).did
+    reader = None if path is None else _load(path)
+    whose = did or (reader.did if reader else "")
 
     async def work() -> int:
-        async with connect(relay, options=_OPTIONS) as connection:
+        async with connect(relay, identity=reader, pins=pins, options=_OPTIONS) as connection:
             chain = await _chain_of(connection, whose, recovery_delay)
         now = _now()
         if as_json:

@@ -17,6 +17,7 @@ from strata.tools.cli.options import (
     ContextOption,
     IdentityOption,
     JsonOption,
+    PinsOption,
     PlainRelayOption,
     TimeoutOption,
     expanded,
@@ -76,6 +77,7 @@ def create(
         ),
     ] = None,
     timeout: TimeoutOption = 30.0,
+    pins: PinsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Make an identity, with recovery keys if wanted.
@@ -88,7 +90,9 @@ def create(
         raise typer.BadParameter("recovery keys count once a relay has the document naming them: add --relay")
     if threshold is not None and threshold > recovery:
         raise typer.BadParameter("--threshold exceeds the number of recovery keys")
-    custody.create(expanded(output), recovery, threshold, relay=relay or "", timeout=timeout, as_json=json)
+    custody.create(
+        expanded(output), recovery, threshold, relay=relay or "", pins=pins, timeout=timeout, as_json=json
+    )
 
 
 @app.command()
@@ -100,6 +104,7 @@ def document(
     relay: PlainRelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    pins: PinsOption = None,
     context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -116,6 +121,7 @@ def document(
         [expanded(path) for path in recovery_key],
         threshold,
         relay=relay,
+        pins=pins,
         timeout=timeout,
         as_json=json,
     )
@@ -136,6 +142,7 @@ def rotate(
     relay: PlainRelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    pins: PinsOption = None,
     context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -151,6 +158,7 @@ def rotate(
         replaces,
         reason=reason,
         relay=relay,
+        pins=pins,
         timeout=timeout,
         as_json=json,
     )
@@ -174,6 +182,7 @@ def revoke(
     relay: PlainRelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    pins: PinsOption = None,
     context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -184,7 +193,15 @@ def revoke(
     from strata.tools.cli import custody
 
     custody.revoke(
-        expanded(identity), key_id, at, reason=reason, yes=yes, relay=relay, timeout=timeout, as_json=json
+        expanded(identity),
+        key_id,
+        at,
+        reason=reason,
+        yes=yes,
+        relay=relay,
+        pins=pins,
+        timeout=timeout,
+        as_json=json,
     )
 
 
@@ -198,6 +215,7 @@ def approve(
     relay: PlainRelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    pins: PinsOption = None,
     context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -210,6 +228,7 @@ def approve(
         note=note,
         recovery_delay=recovery_delay,
         relay=relay,
+        pins=pins,
         timeout=timeout,
         as_json=json,
     )
@@ -217,6 +236,7 @@ def approve(
 
 @app.command()
 def show(
+    command: typer.Context,
     did: Annotated[
         str | None, typer.Argument(metavar="DID", help="The DID; by default that of the key file.")
     ] = None,
@@ -224,20 +244,25 @@ def show(
     relay: PlainRelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    pins: PinsOption = None,
     context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print the keys of a DID.
 
-    They come from packets of the relay, and every packet is verified here.
+    They come from packets of the relay, and every packet is verified here. Where reading requires
+    authentication, the key file authenticates; give --identity if you ask for another DID.
     """
     from strata.tools.cli import custody
 
+    source = command.get_parameter_source("identity")
+    is_named = source is not None and source.name in ("COMMANDLINE", "DEFAULT_MAP")
     custody.show(
         did,
-        expanded(identity),
+        expanded(identity) if did is None or is_named else None,
         recovery_delay=recovery_delay,
         relay=relay,
+        pins=pins,
         timeout=timeout,
         as_json=json,
     )

@@ -17,6 +17,7 @@ from strata.tools.cli.options import (
     ContextOption,
     IdentityOption,
     JsonOption,
+    PinsOption,
     RelayOption,
     TimeoutOption,
     YesOption,
@@ -66,6 +67,7 @@ def ban(
     relay: RelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    pins: PinsOption = None,
     yes: YesOption = False,
     context: ContextOption = None,
     json: JsonOption = False,
@@ -73,7 +75,7 @@ def ban(
     """Ban a subject; of a packet, remove it."""
     expires_at = None if lasting is None else int(time.time()) + _seconds(lasting)
     which = kind or _kind_of(subject)
-    session = _session(relay, identity, timeout, yes)
+    session = _session(relay, identity, timeout, pins, yes)
     _rule(
         session,
         lambda: session.ban(which, subject, reason=reason, expires_at=expires_at),
@@ -94,6 +96,7 @@ def unban(
     relay: RelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    pins: PinsOption = None,
     yes: YesOption = False,
     context: ContextOption = None,
     json: JsonOption = False,
@@ -103,7 +106,7 @@ def unban(
     Exit code 1 if there was none.
     """
     which = kind or _kind_of(subject)
-    session = _session(relay, identity, timeout, yes)
+    session = _session(relay, identity, timeout, pins, yes)
     _rule(
         session, lambda: session.unban(which, subject, reason=reason), "unban", which, subject, as_json=json
     )
@@ -115,12 +118,13 @@ def list_(
     relay: RelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    pins: PinsOption = None,
     yes: YesOption = False,
     context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print the bans in force."""
-    session = _session(relay, identity, timeout, yes)
+    session = _session(relay, identity, timeout, pins, yes)
     _print(session, session.bans(kind), _OF_RULINGS, as_json=json)
 
 
@@ -132,12 +136,13 @@ def log(
     relay: RelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    pins: PinsOption = None,
     yes: YesOption = False,
     context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print who ruled what and why, the newest first."""
-    session = _session(relay, identity, timeout, yes)
+    session = _session(relay, identity, timeout, pins, yes)
     _print(session, session.log(subject), _OF_RULINGS, as_json=json)
 
 
@@ -149,13 +154,14 @@ def sessions(
     relay: RelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    pins: PinsOption = None,
     yes: YesOption = False,
     context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print the open sessions of all processes."""
     which = None if subject is None else _kind_of(subject)
-    session = _session(relay, identity, timeout, yes)
+    session = _session(relay, identity, timeout, pins, yes)
     _print(session, session.sessions(which, subject), _OF_SESSIONS, as_json=json)
 
 
@@ -168,6 +174,7 @@ def close(
     relay: RelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    pins: PinsOption = None,
     yes: YesOption = False,
     context: ContextOption = None,
     json: JsonOption = False,
@@ -176,7 +183,7 @@ def close(
 
     Exit code 1 if there was none.
     """
-    session = _session(relay, identity, timeout, yes)
+    session = _session(relay, identity, timeout, pins, yes)
     _rule(
         session,
         lambda: session.close_session(session_id, reason=reason),
@@ -187,13 +194,13 @@ def close(
     )
 
 
-def _session(relay: str, identity: Path, timeout: float, yes: bool) -> Moderator:
+def _session(relay: str, identity: Path, timeout: float, pins: Path | None, yes: bool) -> Moderator:
     """A session, not yet opened. Ends the command if the key file or the relay's URL is unusable."""
     from strata.relays.moderating import Moderator
     from strata.tools.cli.target import load_identity, relay_url
 
     signer, url = load_identity(expanded(identity)), relay_url(relay, yes=yes)
-    return Moderator(url, signer, timeout=timeout)
+    return Moderator(url, signer, timeout=timeout, pins=pins)
 
 
 def _rule(

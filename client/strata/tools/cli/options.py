@@ -80,8 +80,12 @@ def _take_defaults_from_context(command: typer.Context, name: str | None) -> str
 def relay_url_given(command: typer.Context, url: str | None) -> str | None:
     """The URL of a relay that an option gives; for use as a callback. Exit code 2 if it is none."""
     if url is not None and not command.resilient_parsing:  # the shell is not completing a word
+        from strata.relays.uris import is_relay_uri
+        from strata.tools.cli import output
         from strata.tools.cli.target import require_relay_url
 
+        if is_relay_uri(url):
+            output.misuse("--relay: give the ws or wss URL; strata context add saves that of a URI")
         require_relay_url(url, "--relay: ")
     return url
 

@@ -20,6 +20,7 @@ from strata.relays.conduct import Aspect
 from strata.relays.pool.reputation import Observation
 from strata.relays.pool.score_file import ScoreFile
 from strata.tools.cli.arguments import content_of, content_of_line, moment
+from strata.tools.cli.commands import options_within
 from strata.tools.cli.output import harmless, note, write_line
 from strata.tools.cli.position import MAX_PRINTED, PositionFile, Printed, SavedPosition
 
@@ -330,7 +331,12 @@ async def test_get(run, extended, make):
     code, out, err = await run("get", make(9).packet_id)
     assert (code, out) == (1, "") and "does not have" in err
     code, _, err = await run("get", "0x12")
-    assert code == 1 and "not a packet id" in err
+    assert code == 2 and "not a packet id" in err  # 1 would say that the relay does not have it
+
+
+def test_connecting_takes_no_longer_than_the_whole_command_may():
+    assert [options_within(seconds).connect_timeout for seconds in (0.5, 5.0, 60.0)] == [0.5, 5.0, 5.0]
+    assert options_within(0.5).max_in_flight == options_within(60.0).max_in_flight
 
 
 # Parts.

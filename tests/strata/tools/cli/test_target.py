@@ -6,6 +6,7 @@ import json
 
 import pytest
 import strata
+from strata.protocol import wire
 from strata.relays.uris import RelayProposal
 
 RELAY_ID = "did:strata:relay_1"
@@ -55,6 +56,60 @@ async def test_a_failed_authentication_is_explained(run, closed, key_file):
     assert code == 1 and "unauthenticated" in err
     code, _, err = await run("subscribe", "--relay", closed.url, "--no-live", "--identity", key_file)
     assert code == 1 and "authentication failed" in err
+
+
+@pytest.mark.parametrize("url", ["http://relay.example/strata", "", "ws://", "ws://relay.example:99999"])
+async def test_a_url_of_no_relay_is_a_usage_error_of_every_command(run, key_file, tmp_path, url):
+    """The exit code 1 would say that the relay refused, was away, or did not have it."""
+    packet_id = "0x" + "0" * 64
+    for command in (
+        ("publish", "--text", "x"),
+        ("subscribe", "--no-live"),
+        ("get", packet_id),
+        ("channel", "room", "--topic", "/chat/1/room/proto"),
+        ("identity", "show"),
+        ("identity", "rotate", "-o", tmp_path / "new.json"),
+        ("identity", "revoke", "keys-1"),
+        ("identity", "approve", packet_id),
+        ("identity", "document", "--recovery-key", key_file),
+        ("identity", "create", "-o", tmp_path / "created.json", "--recovery", 1),
+        ("moderate", "list"),
+    ):
+        code, out, err = await run(*command, "--relay", url)
+        assert (code, out) == (2, ""), (command, err)
+        assert "not a relay URL" in err
+    assert list(tmp_path.glob("*.json")) == [key_file]
+
+
+@pytest.mark.req("R-298")
+async def test_whoever_manages_keys_or_moderates_holds_the_relay_to_its_pin_too(
+    run, closed, key_file, tmp_path
+):
+    pins = tmp_path / "pins"
+    packet_id = "0x" + "0" * 64
+    for command in (
+        ("identity", "show"),
+        ("identity", "rotate", "-o", tmp_path / "new.json"),
+        ("identity", "revoke", "keys-1", "--yes"),
+        ("identity", "approve", packet_id),
+        ("moderate", "list"),
+        ("moderate", "ban", "did:strata:x", "--reason", "x"),
+    ):
+        pins.write_text(json.dumps({closed.url: "did:strata:relay_2"}))
+        for by in ({"STRATA_PINS": pins}, {}):
+            code, _, err = await run(*command, "--relay", closed.url, *([] if by else ["--pins", pins]), **by)
+            assert code == 1 and "not the one expected" in err, (command, err)
+    assert not any(isinstance(message, wire.Auth) for message in closed.received_so_far())
+
+
+async def test_keys_can_be_shown_by_a_relay_that_wants_to_know_who_asks(run, closed, key_file, identities):
+    show = ("identity", "show", "--relay", closed.url, "--json")
+    code, out, err = await run(*show)
+    assert code == 0 and json.loads(out)["did"] == identities[0].did, err
+    code, _, err = await run(*show, identities[1].did)
+    assert code == 1 and "--identity FILE" in err  # nobody is told who asks for another's keys unasked
+    code, out, err = await run(*show, identities[1].did, "--identity", key_file)
+    assert code == 0 and json.loads(out)["did"] == identities[1].did, err
 
 
 async def test_to_authenticate_always_takes_an_identity(run, closed):

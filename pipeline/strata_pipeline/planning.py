@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-__all__ = ["parallelism", "planned", "shuffled_once"]
+__all__ = ["joined_in_place", "parallelism", "planned", "shuffled_once"]
 
 _SHUFFLED = "spark.sql.shuffle.partitions"
 _CLEANED = "spark.sql.classic.shuffleDependency.fileCleanup.enabled"
+_BY_ALL_KEYS = "spark.sql.requireAllClusterKeysForCoPartition"
 _PARTITION_ROWS = 300_000
 """About 200 bytes of each row are shuffled: a partition of 60 MB is sorted and aggregated in memory."""
 _MOST_PARTITIONS = 100_000
@@ -33,12 +34,9 @@ def planned(spark: SparkSession, rows: int) -> Iterator[None]:
 
     Adaptive planning in Spark merges partitions that turn out small.
     """
-    before = int(spark.conf.get(_SHUFFLED) or 0)
-    spark.conf.set(_SHUFFLED, str(max(before, min(_MOST_PARTITIONS, -(-rows // _PARTITION_ROWS)))))
-    try:
+    most = min(_MOST_PARTITIONS, -(-rows // _PARTITION_ROWS))
+    with _setting(spark, _SHUFFLED, str(max(int(spark.conf.get(_SHUFFLED) or 0), most))):
         yield
-    finally:
-        spark.conf.set(_SHUFFLED, str(before))
 
 
 @contextlib.contextmanager
@@ -49,9 +47,26 @@ def shuffled_once(spark: SparkSession) -> Iterator[None]:
     sorts. Not for jobs that use a frame more than once: Spark computes again, from the beginning, those parts
     of a kept frame that no query has needed yet.
     """
-    before = spark.conf.get(_CLEANED, "false")
-    spark.conf.set(_CLEANED, "true")
+    with _setting(spark, _CLEANED, "true"):
+        yield
+
+
+@contextlib.contextmanager
+def joined_in_place(spark: SparkSession) -> Iterator[None]:
+    """Within the block, rows that lie together by some of the columns of a join stay where they are.
+
+    Otherwise Spark shuffles them again by all of these columns. Not for rows that lie together by a column of
+    few values: a task has all rows of a value.
+    """
+    with _setting(spark, _BY_ALL_KEYS, "false"):
+        yield
+
+
+@contextlib.contextmanager
+def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
     try:
         yield
     finally:
-        spark.conf.set(_CLEANED, str(before))
+        spark.conf.set(name, str(before))

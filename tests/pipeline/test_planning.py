@@ -11,16 +11,18 @@ import pytest
 import strata_pipeline
 from pyspark.sql import functions as F
 from strata_pipeline.datasets.channels import ChannelPackets
-from strata_pipeline.datasets.traffic import Abuse, NearDuplicates, Texts
+from strata_pipeline.datasets.traffic import Abuse, AuthorHours, NearDuplicates, Seconds, Texts
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.tables import check_output, write_page, write_tables, writing
 from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.planning import parallelism, planned, shuffled_once
+from strata_pipeline.planning import joined_in_place, parallelism, planned, shuffled_once
 from strata_pipeline.schemas import schema
+from strata_pipeline.transforms.bursts import find_bursts
 from strata_pipeline.transforms.near_duplicates import find_clusters, find_meetings, find_near_duplicates
 from strata_pipeline.transforms.reliability import find_gaps
 from strata_pipeline.transforms.signatures import SigningKeys, identity_packets, keys_by_authors
+from strata_pipeline.transforms.traffic import count_hours, whole_seconds
 
 from tests.support import relay_logs
 from tests.support.lake_rows import dataset
@@ -72,6 +74,27 @@ def test_of_texts_that_nobody_repeats_no_sample_is_shuffled(spark):
         spark.conf.set(name, before)
     assert (row.first_sequence, row.sample, row.copies, row.authors) == (3, "text 3", 3, 2)
     assert shuffled_rows(clusters) == 8, "of 500 texts"
+
+
+def test_seconds_and_hours_are_shuffled_once(spark):
+    each = [(f"author {n % 7}", f"TYPE{n % 3}", 60 * n) for n in range(600)]
+    seconds = Seconds(spark.createDataFrame([(*one, 1, 9) for one in each], schema("seconds")))
+    some = [(n, at, author, kind, 0) for n, (author, kind, at) in enumerate(each[:20])]
+    copies = NearDuplicates(spark.createDataFrame(some, schema("near_duplicates")))
+    name = "spark.sql.autoBroadcastJoinThreshold"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "-1")  # as for rows that are too many to be sent to all tasks
+    try:
+        with joined_in_place(spark):
+            hours = count_hours(whole_seconds(seconds), copies).frame
+            counted = sum(row.near_duplicates for row in hours.collect())
+    finally:
+        spark.conf.set(name, before)
+    assert (counted, shuffled_rows(hours)) == (20, 600 + 2 * 20)
+    told = [(f"author {n % 7}", 3600 * n, 1, 200 * (n == 50), 0, 0) for n in range(90)]
+    bursts = find_bursts(AuthorHours(spark.createDataFrame(told, schema("author_hours")))).frame
+    assert [row.hour_at for row in bursts.collect()] == [3600 * 50]
+    assert shuffled_rows(bursts) == 90
 
 
 def test_a_shuffle_has_partitions_for_the_rows_that_there_are(spark):

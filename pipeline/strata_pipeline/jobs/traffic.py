@@ -22,7 +22,7 @@ from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
 from strata_pipeline.lake.places import open_lake
 from strata_pipeline.log.abuse import load_abuse
-from strata_pipeline.planning import planned
+from strata_pipeline.planning import joined_in_place, planned
 from strata_pipeline.reports.traffic import TrafficFigures, render_traffic
 from strata_pipeline.transforms.abuse import judge
 from strata_pipeline.transforms.bursts import find_bursts
@@ -95,7 +95,12 @@ def traffic(
     folder = check_output(output, lake)
     asked = options or TrafficOptions()
     at = int(time.time()) if now is None else now
-    with lake.held(), planned(spark, window.rows), translate_failures("traffic"):
+    with (
+        lake.held(),
+        planned(spark, window.rows),
+        joined_in_place(spark),  # an hour of an author has few rows, and all counts are by author and hour
+        translate_failures("traffic"),
+    ):
         counted, parts, texts = _read(spark, window, folder, progress)
         progress("comparing texts")
         seconds, meetings = whole_seconds(parts), find_meetings(texts)

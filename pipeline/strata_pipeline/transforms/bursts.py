@@ -14,6 +14,7 @@ alone decides for an author with fewer than six hours, whose habit is unknown.
 
 from __future__ import annotations
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from strata_pipeline.datasets.traffic import AuthorHours, Bursts
@@ -28,16 +29,20 @@ _LEAST_STRAY = 0.25
 
 
 def find_bursts(hours: AuthorHours, floor: int = BURST_FLOOR, ceiling: int = BURST_CEILING) -> Bursts:
-    """The hours whose fullest second is above the author's threshold. `floor`, `ceiling` are in packets."""
-    medians = hours.frame.groupBy("author_id").agg(
-        F.percentile("peak_packets", 0.5).alias("median"), F.count(F.lit(1)).alias("hours")
+    """The hours whose fullest second is above the author's threshold. `floor`, `ceiling` are in packets.
+
+    The hours are shuffled once, by author.
+    """
+    of_author = Window.partitionBy("author_id")
+    peak, median = F.col("peak_packets"), F.col("median")
+    habits = hours.frame.withColumns(
+        {"median": F.percentile(peak, 0.5).over(of_author), "hours": F.count(F.lit(1)).over(of_author)}
     )
-    with_median = hours.frame.join(medians, on="author_id", how="inner")
-    distance = F.abs(F.col("peak_packets") - F.col("median"))
-    strays = with_median.groupBy("author_id").agg(F.percentile(distance, 0.5).alias("distance"))
-    stray = F.greatest(_NORMAL * F.col("distance"), _LEAST_STRAY * F.col("median"))
-    usual = F.col("median") + _STRAYS * stray
-    bounded = F.least(F.greatest(usual, F.lit(float(floor))), F.lit(float(max(floor, ceiling))))
+    strays = habits.withColumn("distance", F.percentile(F.abs(peak - median), 0.5).over(of_author))
+    stray = F.greatest(_NORMAL * F.col("distance"), _LEAST_STRAY * median)
+    bounded = F.least(
+        F.greatest(median + _STRAYS * stray, F.lit(float(floor))), F.lit(float(max(floor, ceiling)))
+    )
     threshold = F.when(F.col("hours") < _MIN_HOURS, F.lit(float(floor))).otherwise(bounded)
-    judged = with_median.join(strays, on="author_id", how="inner").withColumn("threshold", threshold)
-    return Bursts(judged.where(F.col("peak_packets") > F.col("threshold")))
+    judged = strays.withColumn("threshold", threshold)
+    return Bursts(judged.where(peak > F.col("threshold")))

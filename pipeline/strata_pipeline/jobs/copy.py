@@ -68,6 +68,8 @@ def copy_lake(
         for day in lake.days():  # of whose manifests a year has millions, so one day's at a time are read
             if day >= day_of(copy.reached):
                 _copy_day(lake, copy, day, done, progress)
+                if isinstance(copy, Lake):  # so that the next run does not read the manifests of all days
+                    copy.seal()
         done.reached, done.tip = copy.reached, copy.tip
     progress(done)
     return done

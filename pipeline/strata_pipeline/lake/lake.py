@@ -177,6 +177,11 @@ class Lake(LakeLayout):
             if not left or Lake.open(self.root).tip == now.tip:
                 return left
 
+    def seal(self) -> None:
+        """Write the summaries of finished days, unless another process is working on days; it writes them."""
+        with contextlib.suppress(LakeBusy), files.locked(self.root / _DAYS_LOCK):
+            self.chain.seal()
+
     def stage(self, span: Span) -> Path:
         """The folder into which a batch is to be written. It does not exist yet."""
         target = self.staged_batch(span)

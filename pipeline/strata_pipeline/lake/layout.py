@@ -157,12 +157,14 @@ class LakeLayout(LakeState):
         return found
 
     def _tells(self, span: Span, told: dict[int, tuple[set[int], set[int]]]) -> bool:
-        """Whether the chain has a folder of these sequences; `told` caches what it has for each day."""
+        """Whether the chain has a folder of these sequences; `told` caches what it has for the last day that
+        was asked for."""
         summary = self.chain.summary_of(span.day)
         if summary is not None and summary.span == span:  # a compacted day
             return True
         if span.day not in told:
             manifests = self.chain.of_day(span.day)
+            told.clear()  # after a year there are millions
             told[span.day] = {one.after for one in manifests}, {one.up_to for one in manifests}
         begins, ends = told[span.day]
         return span.after < span.up_to and span.after in begins and span.up_to in ends

@@ -18,6 +18,7 @@ from strata_pipeline.jobs.copy_groups import RowGroups
 from strata_pipeline.lake.chain import Chain
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.layout import LakeLayout
 from strata_pipeline.lake.migration import migrate_chain
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.stores.objects import ObjectStore
@@ -68,6 +69,34 @@ def test_the_manifests_of_a_day_at_a_time_are_read(lake, tmp_path, monkeypatch):
         patch.setattr(Chain, "all", everything)
         done = copy_lake(lake, tmp_path / "copy")
     assert (done.batches, done.packets, done.left, done.tip) == (3, 7, 0, Lake.open(lake).tip)
+
+
+def test_a_copy_that_goes_on_reads_the_manifests_of_a_day_at_a_time(lake, in_memory, tmp_path, monkeypatch):
+    write_batch(lake, [4], day=DAY + 1)
+    write_batch(lake, [1], day=DAY + 2)
+    places = [str(tmp_path / "copy"), next(in_memory)]
+    for where in places:
+        copy_lake(lake, where)
+    write_batch(lake, [2], day=DAY + 2)
+    with Lake.replace(lake) as opened:
+        assert opened.chain.seal() == 2
+
+    def everything(chain: Chain) -> list[Manifest]:
+        raise AssertionError("after years there are millions")
+
+    known: list[int] = []
+    real = LakeLayout._tells
+
+    def counted(layout: LakeLayout, span: Span, told: dict[int, Any]) -> bool:
+        is_told = real(layout, span, told)
+        known.append(len(told))
+        return is_told
+
+    monkeypatch.setattr(Chain, "_listed", everything)
+    monkeypatch.setattr(LakeLayout, "_tells", counted)
+    for where in places:
+        assert copy_lake(lake, where).batches == 1
+    assert max(known) == 1
 
 
 def test_a_copy_has_the_witnesses_of_the_lake(lake, in_memory, tmp_path):

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 from obstore.store import MemoryStore
-from pyspark.sql import SparkSession
 from strata_pipeline.lake import chain
 from strata_pipeline.lake.stores.objects import ObjectStore
 
@@ -72,16 +71,6 @@ def new_log(postgres: str) -> Callable[..., str]:
 def log_url(new_log: Callable[..., str]) -> str:
     """The URL of an empty, migrated relay database."""
     return new_log()
-
-
-@pytest.fixture
-def as_in_production(spark: SparkSession) -> Iterator[None]:
-    """Let Spark plan adaptively, as by default; the other tests disable that for speed."""
-    spark.conf.set("spark.sql.adaptive.enabled", "true")
-    try:
-        yield
-    finally:
-        spark.conf.set("spark.sql.adaptive.enabled", "false")
 
 
 @pytest.fixture(scope="session")

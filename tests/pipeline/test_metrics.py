@@ -191,7 +191,6 @@ def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path,
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("as_in_production")
 def test_archive_and_audit_tell_what_they_did_and_audits_go_on_from_a_tip(spark, log_url, tmp_path):
     lake, tip = tmp_path / "lake", tmp_path / "tip"
 

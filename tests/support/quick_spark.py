@@ -21,7 +21,6 @@ QUICK_SPARK = {
     "spark.driver.extraJavaOptions": QUICK_JAVA,
     # To report places in the code in errors, each column and frame may make several more calls to the JVM.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    "spark.sql.adaptive.enabled": "false",
     # A few rows are interpreted before a compiler has started.
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from strata_pipeline.datasets.probes import RelayScores
 from strata_pipeline.errors import UsageError
 from strata_pipeline.globs import for_spark
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.jobs.tables import write_frames
+from strata_pipeline.jobs.tables import keep, write_frames
 from strata_pipeline.schemas import schema
 from strata_pipeline.transforms.reputation import FUTURE, OLD, read_probes, relay_scores
 
@@ -67,7 +67,6 @@ def reputation(
             f"{probes} is not a folder; put there what `strata relays export` prints, as *.jsonl"
         )
     now = time.time() if at is None else at
-    seen = Observation()
     with translate_failures("reading probe logs"):
         # As bytes, because a damaged line need not be UTF-8.
         text = (
@@ -79,24 +78,24 @@ def reputation(
             F.col("value").cast("binary").alias("line"), F.col("_metadata.file_path").alias("file")
         )
         read = read_probes(lines, now)
-        counted = read.frame.observe(
-            seen,
-            F.count(F.lit(1)).alias("lines"),
-            *(
-                F.count(F.when(F.col("reason") == reason, 1)).alias(reason)
-                for reason in ("malformed", FUTURE, OLD)
-            ),
-        )
-        rows = [row.asDict() for row in relay_scores(type(read)(counted), now).frame.collect()]
-        rows.sort(key=lambda row: (-row["score"], row["url"]))
-        scored = Scored(now, **seen.get, relays=rows)
-        if output is not None:
-            scores = RelayScores(spark.createDataFrame(rows, schema("relay_scores"))).frame.coalesce(1)
-            aside = read.frame.where(F.col("reason") == "malformed").select("file", "line")
-            _write(
-                output,
-                {"malformed": aside, f"relay_score_history/at={int(now)}": scores, "relay_scores": scores},
+        with keep(read):
+            # Counted apart: where nothing is left to score, Spark skips what would count along the way.
+            counts = {row["reason"]: row["count"] for row in read.frame.groupBy("reason").count().collect()}
+            rows = [row.asDict() for row in relay_scores(read, now).frame.collect()]
+            rows.sort(key=lambda row: (-row["score"], row["url"]))
+            scored = Scored(
+                now,
+                lines=sum(counts.values()),
+                malformed=counts.get("malformed", 0),
+                future=counts.get(FUTURE, 0),
+                old=counts.get(OLD, 0),
+                relays=rows,
             )
+            if output is not None:
+                scores = RelayScores(spark.createDataFrame(rows, schema("relay_scores"))).frame.coalesce(1)
+                aside = read.frame.where(F.col("reason") == "malformed").select("file", "line")
+                history = f"relay_score_history/at={int(now)}"
+                _write(output, {"malformed": aside, history: scores, "relay_scores": scores})
     return scored
 
 

@@ -285,7 +285,6 @@ def test_what_an_erasure_leaves_is_not_called_damage():
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("as_in_production")
 def test_a_report_reads_each_day_once_and_adds_up_what_the_lake_has(spark, tmp_path):
     lake, output = tmp_path / "lake", tmp_path / "site"
     write_batch(lake, [1, 2, 3], [4])

@@ -17,7 +17,7 @@ from strata.relays.pool.score_file import ScoreFile
 from strata_pipeline.cli.reputation import reputation_command
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs import tables
-from strata_pipeline.jobs.reputation import reputation
+from strata_pipeline.jobs.reputation import Scored, reputation
 from typer.testing import CliRunner
 
 from tests.support.file_faults import Killed
@@ -188,4 +188,7 @@ def test_the_command_prints_a_line_for_each_relay(spark, tmp_path):
 def test_without_a_folder_there_is_nothing_to_read(spark, tmp_path):
     with pytest.raises(UsageError, match="is not a folder; put there what `strata relays export` prints"):
         reputation(spark, tmp_path / "nowhere")
-    assert reputation(spark, tmp_path, at=NOW).relays == []
+    assert reputation(spark, tmp_path, at=NOW) == Scored(NOW)
+    late = Observation("wss://good.example", NOW + 60, Aspect.PING, 10, 0, 0.02)
+    (tmp_path / "a.jsonl").write_text(f"{line(late)}no observation\n")
+    assert reputation(spark, tmp_path, at=NOW) == Scored(NOW, lines=2, malformed=1, future=1)

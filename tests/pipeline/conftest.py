@@ -6,11 +6,13 @@ import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
 from obstore.store import MemoryStore
+from pyspark.sql.classic.dataframe import DataFrame
 from strata_pipeline.lake import chain
 from strata_pipeline.lake.stores.objects import ObjectStore
 
@@ -71,6 +73,26 @@ def new_log(postgres: str) -> Callable[..., str]:
 def log_url(new_log: Callable[..., str]) -> str:
     """The URL of an empty, migrated relay database."""
     return new_log()
+
+
+@pytest.fixture
+def queries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the calls that have brought rows, or a number of rows, out of Spark; writing is no such
+    call."""
+    made: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        real = getattr(DataFrame, name)
+
+        def call(frame: DataFrame, *arguments: Any) -> Any:
+            made.append(name)
+            return real(frame, *arguments)
+
+        return call
+
+    for name in ("collect", "count", "isEmpty", "toLocalIterator", "toArrow", "toPandas"):
+        monkeypatch.setattr(DataFrame, name, counted(name))
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import strata_pipeline
@@ -13,7 +14,7 @@ from pyspark.sql import functions as F
 from strata_pipeline.datasets.channels import ChannelPackets
 from strata_pipeline.datasets.traffic import Abuse, AuthorHours, NearDuplicates, Seconds, Texts
 from strata_pipeline.errors import UsageError
-from strata_pipeline.jobs.tables import check_output, write_page, write_tables, writing
+from strata_pipeline.jobs.tables import check_output, tables_of, write_page, writing
 from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.planning import joined_in_place, parallelism, planned, shuffled_once
@@ -141,18 +142,27 @@ def test_tables_of_a_job_that_fails_are_the_older_ones(spark, tmp_path):
     abuse = Abuse(
         spark.createDataFrame([row], "author_id string, verdict string, reason string, expires_at long")
     )
-    write_tables(tmp_path / "out", {"abuse": abuse, "again": abuse})
-    before = sorted(path.name for path in (tmp_path / "out").rglob("*.parquet"))
+
+    def write(output: Path, **tables: Abuse) -> list[list[Any]]:
+        """Write tables as a job does; return the rows that the job reads of them."""
+        with tables_of(spark, output) as made:
+            return [made.once(name, table).frame.collect() for name, table in tables.items()]
+
+    def there() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "out").rglob("*.parquet"))
+
+    assert write(tmp_path / "out", abuse=abuse, again=abuse) == [[row], [row]]
+    before = there()
     broken = Abuse(abuse.frame.withColumn("reason", F.raise_error(F.lit("no")).cast("string")))
     with pytest.raises(Exception, match="no"):
-        write_tables(tmp_path / "out", {"abuse": abuse, "again": broken})
-    assert sorted(path.name for path in (tmp_path / "out").rglob("*.parquet")) == before
+        write(tmp_path / "out", abuse=abuse, again=broken)
+    assert there() == before
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["abuse", "again"]
-    write_tables(tmp_path / "out", {"abuse": abuse})
+    write(tmp_path / "out", abuse=abuse)
     assert spark.read.parquet(str(tmp_path / "out" / "abuse")).count() == 1
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
-        write_tables(tmp_path / "file" / "out", {"abuse": abuse})
+        write(tmp_path / "file" / "out", abuse=abuse)
 
 
 def test_jobs_use_data_frames_alone():

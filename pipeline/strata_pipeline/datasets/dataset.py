@@ -38,7 +38,8 @@ class Dataset:
         ]
         if wrong:
             raise DatasetError(f"not a dataset of {self.schema_name}: {'; '.join(wrong)}")
-        object.__setattr__(self, "frame", self.frame.select(*wanted.names))
+        if list(found) != wanted.names:  # each selection is another analysis of the whole plan
+            object.__setattr__(self, "frame", self.frame.select(*wanted.names))
 
     @classmethod
     def empty(cls, spark: SparkSession) -> Self:

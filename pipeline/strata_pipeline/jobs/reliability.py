@@ -18,7 +18,15 @@ from strata_pipeline.datasets import Packets
 from strata_pipeline.datasets.channels import ChannelDays, ChannelPackets, Gaps, Silences
 from strata_pipeline.jobs.day_tables import DayTables, bring_up
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
+from strata_pipeline.jobs.tables import (
+    DayWindow,
+    check_output,
+    keep,
+    rows_and_totals,
+    rows_of,
+    tables_of,
+    write_page,
+)
 from strata_pipeline.lake.kinds import CHANNEL
 from strata_pipeline.lake.places import open_lake
 from strata_pipeline.planning import planned
@@ -58,20 +66,17 @@ def reliability(
         packets = channels.of(window.days)
         with keep(packets):
             messages = acknowledge(packets)
-            with keep(messages):
+            with keep(messages), tables_of(spark, folder) as made:
                 progress("following acknowledgements")
-                gaps = _gaps(window, packets, channels)
-                silences = find_silences(packets, messages)
-                with keep(gaps, silences):
-                    table = channel_days(packets, messages, gaps, silences)
-                    with keep(table):
-                        progress("counting")
-                        figures = _figures(window, table, gaps, silences, channels.counted)
-                        if folder is not None:
-                            progress("writing")
-                            write_tables(folder, {"channel_days": table, "gaps": gaps, "silences": silences})
-                            write_page(folder / "reliability.html", render_reliability(figures))
-                        return figures
+                gaps = made.once("gaps", _gaps(window, packets, channels))
+                silences = made.once("silences", find_silences(packets, messages))
+                table = made.once("channel_days", channel_days(packets, messages, gaps, silences))
+                progress("counting")
+                figures = _figures(window, table, gaps, silences, channels.counted)
+    if folder is not None:
+        progress("writing")
+        write_page(folder / "reliability.html", render_reliability(figures))
+    return figures
 
 
 class _Channels:
@@ -136,7 +141,11 @@ def _figures(
         F.count_if("readable").alias("readable_days"),
     ]
     totals: dict[str, Any] = rows_of(table.frame.agg(*sums, *counts), 1)[0]
-    totals |= {"silences": silences.frame.count(), "days": window.note.days, "counted": counted}
+    quiet = [F.desc("day"), F.desc("messages"), F.asc("content_topic"), F.asc("sender_id")]
+    shown, told = rows_and_totals(
+        silences.frame, _SHOWN, *quiet, totals=[F.count(F.lit(1)).alias("silences")]
+    )
+    totals |= told | {"days": window.note.days, "counted": counted}
     worst = [
         F.desc("day"),
         F.desc("messages"),
@@ -150,7 +159,5 @@ def _figures(
         daily=rows_of(table.frame.groupBy("day").agg(*sums).orderBy("day"), _MAX_DAYS),
         channel_days=rows_of(table.frame.orderBy(*worst), _SHOWN_DAYS),
         gaps=rows_of(gaps.frame.orderBy(F.desc("named_at"), "content_topic", "message_id"), _SHOWN),
-        silences=rows_of(
-            silences.frame.orderBy(F.desc("day"), F.desc("messages"), "content_topic", "sender_id"), _SHOWN
-        ),
+        silences=shown,
     )

@@ -4,36 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets import Dataset, Packets
 from strata_pipeline.errors import UsageError
+from strata_pipeline.globs import for_spark
 from strata_pipeline.lake import files
 from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.reports.page import LakeNote
+from strata_pipeline.schemas import schema
 
 __all__ = [
     "DayWindow",
+    "Tables",
     "check_output",
     "keep",
     "portions",
     "put",
+    "rows_and_totals",
     "rows_of",
+    "tables_of",
     "writable",
     "write_frames",
     "write_page",
-    "write_tables",
     "writing",
 ]
 
 _DRAFTS: Final = "_writing."
 _PORTION: Final = 31
+_D = TypeVar("_D", bound=Dataset)
 
 
 class DayWindow:
@@ -89,6 +94,16 @@ def rows_of(frame: DataFrame, most: int) -> list[dict[str, Any]]:
     return [row.asDict(recursive=True) for row in frame.limit(most).collect()]
 
 
+def rows_and_totals(
+    frame: DataFrame, most: int, *order: Column | str, totals: Sequence[Column]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The first rows of a frame in some order, and aggregates over all its rows, from a single job."""
+    # Only a sort follows. What counts below a join or an aggregate is dropped where nothing is left to join.
+    seen = Observation()
+    rows = rows_of(frame.observe(seen, *totals).orderBy(*order), most)
+    return rows, seen.get
+
+
 def check_output(output: str | Path | None, lake: AnyLake) -> Path | None:
     """The folder for results. Raises `UsageError` for one inside the lake, where readers would find it."""
     if output is None:
@@ -99,9 +114,46 @@ def check_output(output: str | Path | None, lake: AnyLake) -> Path | None:
     return folder
 
 
-def write_tables(output: Path, tables: Mapping[str, Dataset]) -> None:
-    """Write datasets, like `write_frames`."""
-    write_frames(output, {name: dataset.frame for name, dataset in tables.items()})
+class Tables:
+    """The tables of a job, each of which is computed once. `tables_of` makes it."""
+
+    def __init__(self, spark: SparkSession, draft: Path | None) -> None:
+        self._spark = spark
+        self._draft = draft
+        self.names: list[str] = []
+        """The tables that were written, in order."""
+        self.kept = contextlib.ExitStack()
+
+    def once(self, name: str, table: _D) -> _D:
+        """A table, computed once for everything that reads the result."""
+        if self._draft is None:
+            self.kept.enter_context(keep(table))
+            return table
+        folder = self._draft / name
+        table.frame.write.mode("overwrite").parquet(str(folder))
+        self.names.append(name)
+        wanted = schema(table.schema_name)
+        return type(table)(self._spark.read.schema(wanted).parquet(for_spark(folder)))
+
+
+@contextlib.contextmanager
+def tables_of(spark: SparkSession, output: Path | None) -> Iterator[Tables]:
+    """Tables that replace those of the same names in `output`, once the block has ended without an error: a
+    job that fails or is killed leaves the older ones.
+
+    What a table has is read from its files, so no later query plans again how it was computed. Without
+    `output`, tables are kept until the end of the block. Raises `UsageError`.
+    """
+    if output is None:
+        tables = Tables(spark, None)
+        with tables.kept:
+            yield tables
+        return
+    with writing(output) as draft:
+        tables = Tables(spark, draft)
+        yield tables
+        for name in tables.names:
+            put(draft / name, output / name)
 
 
 def write_frames(output: Path, frames: Mapping[str, DataFrame]) -> None:

@@ -12,14 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets.traffic import Abuse, AuthorHours, Bursts, Clusters, Hours, Seconds, Texts
 from strata_pipeline.jobs.day_tables import DayTables, bring_up
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
+from strata_pipeline.jobs.tables import (
+    DayWindow,
+    check_output,
+    keep,
+    rows_and_totals,
+    rows_of,
+    tables_of,
+    write_page,
+)
 from strata_pipeline.lake.places import open_lake
 from strata_pipeline.log.abuse import load_abuse
 from strata_pipeline.planning import joined_in_place, planned
@@ -105,16 +113,23 @@ def traffic(
         progress("comparing texts")
         seconds, meetings = whole_seconds(parts), find_meetings(texts)
         near_duplicates = find_near_duplicates(texts, meetings)
-        with keep(seconds, texts, meetings, near_duplicates):
-            hours = count_hours(seconds, near_duplicates)
-            by_author = count_author_hours(seconds, texts, near_duplicates)
-            clusters = find_clusters(texts, near_duplicates)
-            with keep(hours, by_author, clusters):
-                bursts = find_bursts(by_author, asked.burst_floor, asked.burst_ceiling)
-                abuse = judge(by_author, bursts, asked.thresholds, at)
-                tables = _Tables(hours, by_author, bursts, clusters, abuse)
-                with keep(bursts, abuse):
-                    return _results(window, folder, tables, counted, load_into, at, progress)
+        with keep(seconds, texts, meetings, near_duplicates), tables_of(spark, folder) as made:
+            hours = made.once("hours", count_hours(seconds, near_duplicates))
+            by_author = made.once("author_hours", count_author_hours(seconds, texts, near_duplicates))
+            clusters = made.once("clusters", find_clusters(texts, near_duplicates))
+            found = find_bursts(by_author, asked.burst_floor, asked.burst_ceiling)
+            bursts = made.once("bursts", found)
+            abuse = made.once("abuse", judge(by_author, bursts, asked.thresholds, at))
+            progress("counting")
+            figures = _figures(window, _Tables(hours, by_author, bursts, clusters, abuse), counted)
+            loaded = [] if load_into is None else [row.asDict() for row in abuse.frame.toLocalIterator()]
+        if folder is not None:
+            progress("writing")
+            write_page(folder / "traffic.html", render_traffic(figures))
+        if load_into is not None:
+            progress("loading the abuse table")
+            load_abuse(load_into, loaded, at)
+    return figures
 
 
 def _read(
@@ -141,44 +156,31 @@ def _read(
     return len(counted), seconds.read(spark, shown), texts.read(spark, shown)
 
 
-def _results(
-    window: DayWindow,
-    folder: Path | None,
-    tables: _Tables,
-    counted: int,
-    load_into: str | None,
-    now: int,
-    progress: Callable[[str], None],
-) -> TrafficFigures:
-    progress("counting")
-    figures = _figures(window, tables, counted)
-    if folder is not None:
-        progress("writing")
-        write_tables(folder, vars(tables))
-        write_page(folder / "traffic.html", render_traffic(figures))
-    if load_into is not None:
-        progress("loading the abuse table")
-        load_abuse(load_into, [row.asDict() for row in tables.abuse.frame.toLocalIterator()], now)
-    return figures
-
-
 def _figures(window: DayWindow, tables: _Tables, counted: int) -> TrafficFigures:
     names = ("packets", "size", "near_duplicates")
     sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names]
     hours = tables.hours.frame
-    totals: dict[str, Any] = rows_of(hours.agg(*sums, F.count_distinct("author_id").alias("authors")), 1)[0]
-    for name in ("bursts", "clusters", "abuse"):
-        totals[name] = getattr(tables, name).frame.count()
-    totals |= {"days": window.note.days, "counted": counted}
-    authors = hours.groupBy("author_id").agg(*sums, F.max("peak_packets").alias("peak_packets"))
+    by_author = hours.groupBy("author_id").agg(*sums, F.max("peak_packets").alias("peak_packets"))
     types = hours.groupBy("content_type").agg(*sums)
+    counted_authors = [*sums, F.count(F.lit(1)).alias("authors")]
+    authors, totals = rows_and_totals(
+        by_author, _SHOWN, F.desc("packets"), "author_id", totals=counted_authors
+    )
+    orders: dict[str, list[Column | str]] = {
+        "bursts": [F.desc("peak_packets"), "author_id", "hour_at"],
+        "clusters": [F.desc("copies"), "first_sequence"],
+        "abuse": ["verdict", "author_id"],
+    }
+    shown: dict[str, list[dict[str, Any]]] = {}
+    for name, order in orders.items():
+        number = F.count(F.lit(1)).alias(name)
+        shown[name], told = rows_and_totals(vars(tables)[name].frame, _SHOWN, *order, totals=[number])
+        totals |= told
     return TrafficFigures(
         note=window.note,
-        totals=totals,
+        totals=totals | {"days": window.note.days, "counted": counted},
         hourly=rows_of(hours.groupBy("hour_at").agg(*sums).orderBy("hour_at"), _MAX_HOURS),
-        authors=rows_of(authors.orderBy(F.desc("packets"), "author_id"), _SHOWN),
+        authors=authors,
         types=rows_of(types.orderBy(F.desc("packets"), "content_type"), _SHOWN_TYPES),
-        bursts=rows_of(tables.bursts.frame.orderBy(F.desc("peak_packets"), "author_id", "hour_at"), _SHOWN),
-        clusters=rows_of(tables.clusters.frame.orderBy(F.desc("copies"), "first_sequence"), _SHOWN),
-        abuse=rows_of(tables.abuse.frame.orderBy("verdict", "author_id"), _SHOWN),
+        **shown,
     )

@@ -13,10 +13,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.lake import day_text
 
-from strata_pipeline.datasets.trust import TrustStatements
+from strata_pipeline.datasets.trust import TrustAuthors, TrustEdges, TrustStatements
 from strata_pipeline.jobs.day_tables import DayTables, bring_up
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
+from strata_pipeline.jobs.tables import (
+    DayWindow,
+    check_output,
+    rows_and_totals,
+    rows_of,
+    tables_of,
+    write_page,
+)
 from strata_pipeline.lake.places import open_lake
 from strata_pipeline.reports.trust import TENTHS, TrustFigures, render_trust
 from strata_pipeline.transforms.trust import STATEMENTS, count_authors, standing_edges, statements_by_day
@@ -55,27 +62,31 @@ def trust(
             )
             progress("following statements")
             statements = days.read(spark, map(day_text, window.days))
-        edges = standing_edges(statements)
-        with keep(edges):
-            authors = count_authors(edges)
-            with keep(authors):
-                tenth = F.least(F.floor(F.col("strength") * TENTHS), F.lit(TENTHS - 1)).alias("tenth")
-                strengths = edges.frame.groupBy(tenth).count().collect()
-                figures = TrustFigures(
-                    note=window.note,
-                    counted=len(counted),
-                    edges=sum(row["count"] for row in strengths),
-                    authors=authors.frame.count(),
-                    mutual=(authors.frame.agg(F.sum("mutual")).collect()[0][0] or 0) // 2,
-                    strengths={row["tenth"]: row["count"] for row in strengths},
-                    trusted=rows_of(authors.frame.orderBy(F.desc("strength"), "author_id"), _SHOWN),
-                    newest=rows_of(edges.frame.orderBy(F.desc("received_at"), *_PLACE), _SHOWN),
-                )
-                if folder is not None:
-                    progress("writing")
-                    write_tables(folder, {"trust_edges": edges, "trust_authors": authors})
-                    write_page(folder / "trust.html", render_trust(figures))
-                return figures
+        with tables_of(spark, folder) as made:
+            edges = made.once("trust_edges", standing_edges(statements))
+            authors = made.once("trust_authors", count_authors(edges))
+            figures = _figures(window, edges, authors, len(counted))
+    if folder is not None:
+        progress("writing")
+        write_page(folder / "trust.html", render_trust(figures))
+    return figures
+
+
+def _figures(window: DayWindow, edges: TrustEdges, authors: TrustAuthors, counted: int) -> TrustFigures:
+    tenth = F.least(F.floor(F.col("strength") * TENTHS), F.lit(TENTHS - 1)).alias("tenth")
+    strengths = {row["tenth"]: row["count"] for row in edges.frame.groupBy(tenth).count().collect()}
+    sums = [F.count(F.lit(1)).alias("authors"), F.sum("mutual").alias("mutual")]
+    trusted, totals = rows_and_totals(authors.frame, _SHOWN, F.desc("strength"), "author_id", totals=sums)
+    return TrustFigures(
+        note=window.note,
+        counted=counted,
+        edges=sum(strengths.values()),
+        authors=totals["authors"],
+        mutual=(totals["mutual"] or 0) // 2,
+        strengths=strengths,
+        trusted=trusted,
+        newest=rows_of(edges.frame.orderBy(F.desc("received_at"), *_PLACE), _SHOWN),
+    )
 
 
 def _read(spark: SparkSession, window: DayWindow, days: list[int]) -> DataFrame:

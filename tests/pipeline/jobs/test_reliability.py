@@ -199,17 +199,19 @@ def _conversation(at: int) -> list:
     return [*made, carry(answer.encode(), who=1, at=at)]
 
 
-def test_the_job_from_log_to_report(spark, log_url, tmp_path, capsys):
+def test_the_job_from_log_to_report(spark, log_url, tmp_path, capsys, queries):
     lake = tmp_path / "lake"
     made = _conversation(NOON)
     relay_logs.append(log_url, [*made[:-1], *relay_logs.make_many(3, at=NOON)], NOON)
     relay_logs.append(log_url, made[-1:], NOON + 86_400)  # Bob answers a day later
     archive(spark, log_url, lake)
     steps: list[str] = []
+    queries.clear()
     figures = reliability(spark, lake, output=tmp_path / "out", progress=steps.append)
+    assert queries == ["collect"] * 5, "the totals, and one for each list"
     totals = figures.totals
     assert (totals["channels"], totals["messages"], totals["retransmissions"]) == (1, 6, 0)
-    assert totals["gaps"] == 1
+    assert (totals["gaps"], totals["silences"]) == (1, len(figures.silences))
     assert [(r["messages"], r["packets"]) for r in figures.channel_days] == [(1, 1), (5, 5)]
     # Bob's answer follows the first two of Alice's five; the others wait for the lost one.
     assert figures.channel_days[1]["unacknowledged"] == pytest.approx(0.6)

@@ -284,7 +284,7 @@ def test_rows_of_an_operator_survive_the_loading(log_url):
         load_abuse(log_url, ours, now=1000)
 
 
-def test_the_job_from_log_to_the_relays_table(spark, log_url, tmp_path, capsys):
+def test_the_job_from_log_to_the_relays_table(spark, log_url, tmp_path, queries):
     lake = tmp_path / "lake"
     spam = [relay_logs.make(n, who=1, text=f"{_prose(7)} {n}") for n in range(30)]
     relay_logs.append(
@@ -292,16 +292,14 @@ def test_the_job_from_log_to_the_relays_table(spark, log_url, tmp_path, capsys):
     )
     archive(spark, log_url, lake)
     options = TrafficOptions(thresholds=Thresholds(limit_copies=20, block_copies=25))
+    queries.clear()
     figures = traffic(
         spark, lake, output=tmp_path / "out", load_into=log_url, options=options, now=NOON + 7200
     )
+    assert queries == ["collect"] * 6 + ["toLocalIterator"], "one for each list, and one for the relay"
     totals = figures.totals
-    assert (totals["packets"], totals["authors"], totals["near_duplicates"], totals["abuse"]) == (
-        33,
-        2,
-        29,
-        1,
-    )
+    names = ("packets", "authors", "near_duplicates", "clusters", "bursts", "abuse")
+    assert [totals[name] for name in names] == [33, 2, 29, 1, 0, 1]
     assert totals["size"] == sum(row["size"] for row in figures.types)
     assert [row["packets"] for row in figures.authors] == [30, 3]
     assert pq.read_table(tmp_path / "out" / "hours").num_rows == 2

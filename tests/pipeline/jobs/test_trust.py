@@ -90,10 +90,11 @@ def test_a_page_shows_what_strangers_wrote_as_text():
     assert "None." in render_trust(TrustFigures(note, 1, 0, 0, 0, {}, [], []))
 
 
-def test_a_lake_without_edges_has_an_empty_graph(spark, tmp_path, capsys):
+def test_a_lake_without_edges_has_an_empty_graph(spark, tmp_path, capsys, queries):
     write_batch(tmp_path / "lake", [1, 2])
     trust_command(str(tmp_path / "lake"), output=str(tmp_path / "out"))
     assert "0 edges between 0 authors" in capsys.readouterr().out
+    assert queries == ["collect"] * 3
     assert pq.read_table(tmp_path / "out" / "trust_edges").num_rows == 0
     assert (tmp_path / "out" / "trust.html").exists()
 

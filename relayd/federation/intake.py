@@ -8,7 +8,9 @@ cursor that is kept never passes a packet without a verdict (R-364):
                    ▲ up to here; with the batch that stores the waiting packet, up to the end
 
 The window is bounded, and a full window stops reading: the peer's store is the buffer. A packet that waits
-long, for its time or for keys, holds up the cursor, and reading only once thousands of packets are behind it.
+for its time or for keys takes no place among those under way, because a stranger can publish many such
+packets. It holds up the cursor, and reading only once thousands of packets are behind it, or very large ones
+wait with it.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -45,6 +47,8 @@ MAX_ATTEMPTS = 5
 _WINDOW_PACKETS = 256
 """Half of what the writer commits at once; the other half is left to local publishers."""
 _WINDOW_BYTES = 8 * 2**20
+_WAITING_BYTES = 32 * 2**20
+"""The most bytes of packets that wait for their time or for keys."""
 _WINDOW_SETTLED = 8192
 """The most packets, with and without verdicts, from the first without: a crash has them read again."""
 _LONGEST_CURSOR = 4096
@@ -98,6 +102,7 @@ class Item:
         "attempts",
         "cursor",
         "is_settled",
+        "is_waiting",
         "key_attempts",
         "raw",
         "received_at",
@@ -113,6 +118,8 @@ class Item:
         self.key_attempts = 0
         """How often the peer was asked without success."""
         self.is_settled = False
+        self.is_waiting = False
+        """Whether it waits for its time or for keys, and is not under way."""
 
 
 class Intake:
@@ -123,9 +130,10 @@ class Intake:
         """The cursor up to which every packet has its verdict."""
         self.last_witness = last_witness
         self._items: deque[Item] = deque()
-        self._unsettled = 0
+        self._under_way = 0
         self._bytes = 0
-        """The size of the unsettled ones."""
+        """The size of those under way."""
+        self._waiting_bytes = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -133,25 +141,43 @@ class Intake:
     @property
     def has_room(self) -> bool:
         """Whether one more packet may be taken."""
-        return (
-            self._unsettled < _WINDOW_PACKETS
-            and self._bytes < _WINDOW_BYTES
-            and len(self._items) < _WINDOW_SETTLED
-        )
+        is_short = len(self._items) < _WINDOW_SETTLED and self._waiting_bytes < _WAITING_BYTES
+        return is_short and self.may_resume
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether a packet that waits may be under way again."""
+        return self._under_way < _WINDOW_PACKETS and self._bytes < _WINDOW_BYTES
 
     def add(self, raw: bytes, received_at: int, cursor: str | None) -> Item:
         """Take the peer's next packet."""
         item = Item(raw, received_at, cursor)
         self._items.append(item)
-        self._unsettled += 1
+        self._under_way += 1
         self._bytes += len(raw)
         return item
+
+    def wait(self, item: Item) -> None:
+        """Note that the item waits for its time or for keys."""
+        item.is_waiting = True
+        self._under_way -= 1
+        self._bytes -= len(item.raw)
+        self._waiting_bytes += len(item.raw)
+
+    def resume(self, item: Item) -> None:
+        """Note that the item, if it has waited, is under way again."""
+        if item.is_waiting:
+            item.is_waiting = False
+            self._under_way += 1
+            self._bytes += len(item.raw)
+            self._waiting_bytes -= len(item.raw)
 
     def settle(self, item: Item, now: int) -> None:
         """Note that the item has its verdict; the cursor follows as far as it may. Idempotent."""
         if not item.is_settled:
+            self.resume(item)
             item.is_settled = True
-            self._unsettled -= 1
+            self._under_way -= 1
             self._bytes -= len(item.raw)
             item.raw = b""  # only its place counts now
         items = self._items

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
-from strata.protocol.errors import InvalidPacket
+from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.relays.author_questions import Answers, AuthorQuestions
 from strata.relays.connection.driver import Driver
 from strata.relays.connection.inspection import author_of
@@ -79,6 +80,8 @@ class Judging:
         self._items: dict[PublishRequest, tuple[Intake, Item]] = {}
         self._answers: dict[PublishRequest, asyncio.Future[KeyVerdict]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._resuming: dict[Intake, deque[asyncio.Future[None]]] = {}
+        """Packets whose wait is over, and which wait for a place among those under way."""
         self._is_closed = False
         self.payer = Unbilled()
         """The peer takes turns at the database with everybody, and pays nothing: the operator chose it."""
@@ -96,6 +99,7 @@ class Judging:
     def submit(self, intake: Intake, item: Item) -> None:
         """Have a packet judged."""
         item.attempts += 1
+        intake.resume(item)
         request = self._request(item.raw, item.received_at, self._lane)
         self._items[request] = (intake, item)
         self._parts.admission.submit(request)
@@ -105,7 +109,7 @@ class Judging:
         if self._parts.admission.is_full():
             self._parts.admission.hold(self)
             return False
-        return intake.has_room
+        return intake.has_room and intake not in self._resuming
 
     def close(self) -> None:
         """Stop judging. Packets under way come again, to the next link. Idempotent."""
@@ -163,10 +167,13 @@ class Judging:
             case PeerVerdict.LATER:
                 del self._items[request]
                 now = self._parts.clock()
+                if error.code is ErrorCode.TIMESTAMP_IN_FUTURE:
+                    self._wait(intake, item)
                 self._spawn(self._later(intake, item, retry_delay(item, packet, error, now)))
                 self._parts.told.verdicts(verdict)
             case PeerVerdict.KEYS if packet is not None:
                 del self._items[request]
+                self._wait(intake, item)
                 self._spawn(self._with_keys(intake, item, packet.author_id))
                 self._parts.told.verdicts(verdict)
             case _:
@@ -210,11 +217,36 @@ class Judging:
         if verdict is PeerVerdict.STORED:
             self._stored()
         self._parts.told.verdicts(verdict)
+        self._freed(intake)
+
+    def _wait(self, intake: Intake, item: Item) -> None:
+        """A packet waits for its time or for keys, and others may be under way meanwhile."""
+        intake.wait(item)
+        self._freed(intake)
+
+    def _freed(self, intake: Intake) -> None:
+        """There is one place more among those under way: for one that has waited, or else for reading."""
+        resuming = self._resuming.get(intake)
+        while resuming:
+            place = resuming.popleft()
+            if not resuming:
+                del self._resuming[intake]
+            if not place.done():
+                place.set_result(None)
+                return
         self._wake()
+
+    async def _resume(self, intake: Intake, item: Item) -> None:
+        """Judge a packet again, once there is a place for it."""
+        while item.is_waiting and not intake.may_resume:
+            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._resuming.setdefault(intake, deque()).append(place)
+            await place
+        self.submit(intake, item)
 
     async def _later(self, intake: Intake, item: Item, delay: float) -> None:
         await asyncio.sleep(delay)
-        self.submit(intake, item)
+        await self._resume(intake, item)
 
     async def _with_keys(self, intake: Intake, item: Item, author: str) -> None:
         """Fetch an author's identity packets and judge the packet once more: a peer may send out of order."""
@@ -230,7 +262,7 @@ class Judging:
                 item.key_attempts += 1
             item.asked_for_keys = item.key_attempts >= MAX_ATTEMPTS
             await asyncio.sleep(backoff(item.attempts))
-        self.submit(intake, item)
+        await self._resume(intake, item)
 
     async def _ask_for_keys(self, authors: tuple[str, ...]) -> Answers[KeyAnswer]:
         verdicts = dict.fromkeys(authors, frozenset[KeyVerdict]())

@@ -75,6 +75,33 @@ def test_a_packet_that_waits_holds_up_only_the_cursor():
     assert (intake.cursor, len(intake), intake.has_room) == ("8192", 0, True)
 
 
+def test_packets_that_wait_leave_their_places_to_others():
+    """A stranger can publish hundreds a second, each as far in the future as the peer takes them."""
+    intake = Intake("0")
+    waiting, rooms = [], []
+    for _ in range(8191):
+        waiting.append(intake.add(bytes(4096), 1, "1"))
+        intake.wait(waiting[-1])
+        rooms.append(intake.has_room)
+    assert all(rooms)
+    under_way = [intake.add(b"x", 1, "1")]
+    assert (intake.has_room, intake.may_resume) == (False, True)
+    for item in waiting[:255]:
+        intake.resume(item)
+    assert (intake.has_room, intake.may_resume) == (False, False)
+    for item in [*under_way, *waiting]:
+        intake.settle(item, NOW)
+    assert (len(intake), intake.has_room, intake.cursor) == (0, True, "1")
+    assert (intake._under_way, intake._bytes, intake._waiting_bytes) == (0, 0, 0)
+
+
+def test_packets_that_wait_are_bounded_by_bytes():
+    intake = Intake(None)
+    while intake.has_room:
+        intake.wait(intake.add(bytes(2**20), 1, None))
+    assert len(intake) == 32
+
+
 PACKET = make(new_identity())
 
 

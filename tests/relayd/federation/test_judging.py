@@ -12,12 +12,14 @@ from msgspec import Raw
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.relays.connection.queue import QueuedEvent
 
+from relayd.admission.refusals import UNAVAILABLE
 from relayd.admission.request import PublishRequest
 from relayd.federation import judging as module
 from relayd.federation.intake import MAX_ATTEMPTS, Intake
 from relayd.federation.judging import Judging
 from relayd.federation.peers_file import Upstream
 from tests.support.made_packets import make, new_identity
+from tests.support.virtual_time import virtually
 
 NOW = 1_790_000_000
 PACKET = make(new_identity())
@@ -261,3 +263,41 @@ async def test_keys_of_authors_that_nobody_asked_for_are_not_judged():
     link.judging.publish_refused(await next_request(link, 0), NOT_THE_AUTHORS)
     assert (await next_request(link, 1)).raw == PACKET.canonical
     assert taken == 1000 and len(link.submitted) == 2
+
+
+FUTURE = InvalidPacket(ErrorCode.TIMESTAMP_IN_FUTURE, "not yet")
+
+
+@virtually
+async def test_packets_from_the_future_hold_up_nothing_behind_them_and_are_not_judged_all_at_once():
+    """Where clocks differ, a stranger could slow down the reading: 256 waited, and nothing was read."""
+    link, intake = MadeLink(), Intake(None)
+    judging = link.judging
+    for n in range(3000):
+        assert judging.has_room(intake), n
+        judging.submit(intake, intake.add(b"%d" % n, NOW, str(n)))
+        judging.publish_refused(link.submitted.pop(), FUTURE)
+    assert judging.has_room(intake)
+    await asyncio.sleep(60)
+    assert len(link.submitted) == 256 and not judging.has_room(intake), "those that wait come first"
+    judged = 0
+    while link.submitted:
+        assert len(link.submitted) <= 256
+        judging.publish_accepted(link.submitted.pop(0), NOW, duplicate=False)
+        judged += 1
+        await asyncio.sleep(0)
+    assert (judged, len(intake), judging.has_room(intake)) == (3000, 0, True)
+    assert not judging._resuming
+    judging.close()
+
+
+@virtually
+async def test_packets_that_this_relay_fails_on_keep_their_places():
+    """If the database is away, it is the peer's store that keeps what comes."""
+    link, intake = MadeLink(), Intake(None)
+    for n in range(256):
+        link.judging.submit(intake, intake.add(b"%d" % n, NOW, str(n)))
+        link.judging.publish_refused(link.submitted.pop(), UNAVAILABLE)
+    assert not link.judging.has_room(intake)
+    link.judging.close()
+    await asyncio.sleep(0)

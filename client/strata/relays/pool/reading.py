@@ -172,13 +172,8 @@ class Reading:
             self._work(self._sweep(url), f"strata-pool-sweep {shown(url)}")
 
     def _wanted(self) -> list[str]:
-        """The relays to read from now.
-
-        For a query that ends, another relay takes the place of one that cannot be read to the end: one that
-        refuses, or is silent, must not leave the reader with fewer relays.
-        """
-        if self.query.live:
-            return [url for url in self._relays.readers([*self._readers]) if url not in self._refused]
+        """The relays to read from now. Another relay takes the place of one that refuses or, if the query
+        ends, cannot be read to the end: such a one must not leave the reader with fewer relays."""
         read = [*self._readers, *self._done]
         return [url for url in self._relays.readers(read, self._refused) if url not in self._done]
 
@@ -207,7 +202,7 @@ class Reading:
 
     def _start_of(self, url: str) -> Start:
         """Where to start: at the relay's own position, or else before the last packet of the relay that it
-        replaces (C-278)."""
+        replaces (C-278). A query that ends starts at its beginning: it is to find all that the relay has."""
         query = self.query
         position = self.merging.positions.get(url)
         if position is not None:
@@ -222,7 +217,7 @@ class Reading:
         stood = [self.merging.positions.get(reader) for reader in gone]
         stood += [self._lost.pop(reader) for reader in list(self._lost)]
         earliest = [math.inf if p is None else p.received_at for p in stood]
-        if not stood or math.inf in earliest or query.order == "desc":
+        if not stood or math.inf in earliest or query.order == "desc" or not query.live:
             return Start(query.cursor, query.cursor_fallback_since, query.since, query.received_since)
         return self._after(int(min(earliest)))
 
@@ -267,6 +262,7 @@ class Reading:
             self._done.add(url)
         except (RequestRefused, MissingCapability) as refusal:
             self._refused[url] = self._problems[url] = refusal
+            self._lost[url] = self.merging.positions.get(url)
         except StrataError as error:
             self._problems[url] = error
             self._lost[url] = self.merging.positions.get(url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -1064,15 +1065,63 @@ def test_a_relay_whose_history_never_ends_holds_up_nobody_who_reads_from_others(
     run_virtually(scenario())
 
 
-@pytest.mark.parametrize("fate", ["answers", "refuses", "goes away"])
-def test_a_reader_knows_which_relays_it_has_not_read_to_the_end(monkeypatch, fate):
-    """Packets that only such a relay has may be missing."""
+def refused_by(url: str) -> Callable[..., SimStream]:
+    """The subscriptions of connections, if this relay refuses all of them."""
     subscribe = SimConnection.subscribe
 
     def refuse(connection: SimConnection, **options: Any) -> SimStream:
-        if connection.server.url == "ws://a":
+        if connection.server.url == url:
             raise RequestRefused("policy_rejected", "not here")
         return subscribe(connection, **options)
+
+    return refuse
+
+
+@pytest.mark.req("C-272")
+def test_a_relay_that_refuses_a_subscription_leaves_its_place_to_another_one(monkeypatch):
+    async def scenario() -> None:
+        world = World(5, Character(), Character())
+        async with world.pool(replace(QUIET, readers=1)) as pool:
+            await until(lambda: all(world[name].clients for name in "ab"))
+            (first,) = pool._relays.readers([])
+            (other,) = {"ws://a", "ws://b"} - {first}
+            monkeypatch.setattr(SimConnection, "subscribe", refused_by(first))
+            world[other[-1]].store(packet(1))
+            async with pool.subscribe() as subscription:
+                assert await take(subscription, 1) == [packet(1).packet_id]
+                world[other[-1]].store(packet(2))
+                assert await take(subscription, 1) == [packet(2).packet_id]
+                assert subscription.relays == [other]
+
+    run_virtually(scenario())
+
+
+def test_what_takes_the_place_of_a_relay_is_read_from_the_beginning():
+    """Else packets that are older, and that the first one lacked, would be missing without a word."""
+
+    async def scenario() -> None:
+        world = World(5, Character(latency=1.0), Character(latency=1.0), Character())
+        world["c"].store(packet(100))
+        await asyncio.sleep(1000)
+        for n in range(10):
+            world["a"].store(packet(n))
+            world["b"].store(packet(n))
+        async with world.pool(QUIET) as pool:
+            await until(lambda: all(world[name].clients for name in "abc"))
+            async with pool.fetch() as subscription:
+                first = await take(subscription, 1)
+                for url in subscription.relays:
+                    world[url[-1]].kill()
+                seen = [*first, *[d.packet.packet_id async for d in subscription]]
+        assert subscription.finished == {"ws://c"}
+        assert packet(100).packet_id in seen
+
+    run_virtually(scenario())
+
+
+@pytest.mark.parametrize("fate", ["answers", "refuses", "goes away"])
+def test_a_reader_knows_which_relays_it_has_not_read_to_the_end(monkeypatch, fate):
+    """Packets that only such a relay has may be missing."""
 
     async def scenario() -> None:
         world = World(5, Character(latency=1.0), Character())
@@ -1081,7 +1130,7 @@ def test_a_reader_knows_which_relays_it_has_not_read_to_the_end(monkeypatch, fat
         async with world.pool(replace(QUIET, connections=2)) as pool:
             await until(lambda: all(world[name].clients for name in "ab"))
             if fate == "refuses":
-                monkeypatch.setattr(SimConnection, "subscribe", refuse)
+                monkeypatch.setattr(SimConnection, "subscribe", refused_by("ws://a"))
             async with asyncio.timeout(300), pool.fetch() as subscription:
                 if fate == "goes away":
                     await asyncio.sleep(0.5)

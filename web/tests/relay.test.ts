@@ -454,6 +454,12 @@ test("a relay that says it has another packet instead is believed once it shows 
   await assert.rejects(publish(again, strange.packetId, strange), refusal);
   await assert.rejects(publish(again, "lies", first), refusal);
   await assert.rejects(publish(packets[0] as Packet, first.packetId, first), refusal);
+  const document = (author: Identity, n: number) =>
+    build(author, { type: "DID_DOCUMENT", document: { id: me.did } }, { timestamp: 1_790_000_000 + n });
+  const [own, repeated] = [await document(me, 0), await document(me, 1)];
+  const another = await document(await Identity.generate(), 0);
+  assert.equal((await publish(repeated, own.packetId, own)).duplicateOf, own.packetId);
+  await assert.rejects(publish(repeated, another.packetId, another), refusal);
 });
 
 test("a relay that wants quiet for longer than a publish has is left in quiet", async () => {

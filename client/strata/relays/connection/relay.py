@@ -244,11 +244,10 @@ class PacketRelay:
         """
         if equivalence_key(packet) is None or not is_content_id(of):
             raise not_repeated(packet.packet_id, is_shown=False)
-        # A document is the same in a packet of any author.
-        authors = () if packet.content_type == "DID_DOCUMENT" else packet.author_id
         try:
             remaining = max(deadline - self._driver.loop.time(), 0.001)
-            found = await self.get(of, authors=authors, timeout=remaining)
+            # The same author's, a document too: in another's packet it counts for nothing.
+            found = await self.get(of, authors=packet.author_id, timeout=remaining)
         except (RequestRefused, MissingCapability) as error:
             if isinstance(error, RequestRefused) and error.retry_after is not None:
                 raise

@@ -17,6 +17,8 @@ import trustme
 from msgspec import Raw
 from strata.channels.connecting import connect
 from strata.protocol import wire
+from strata.protocol.documents import implicit_genesis
+from strata.protocol.keys import document_content
 from strata.protocol.packets import Packet
 from strata.relays.connection import Options
 
@@ -150,6 +152,30 @@ async def test_the_word_of_a_relay_that_it_has_another_packet_instead_is_not_eno
         with pytest.raises(strata.RequestRefused, match="publish at another relay") as caught:
             await relay.publish(packet)
     assert caught.value.detail == "duplicate_of"
+
+
+@pytest.mark.req("R-113", "R-193")
+@pytest.mark.parametrize("resolves", [True, False])
+@pytest.mark.parametrize("is_its_own", [True, False])
+async def test_a_document_is_stored_only_if_a_packet_of_its_author_has_it(
+    extended, identities, is_its_own, resolves
+):
+    """A document in another DID's packet introduces no keys, and a relay can sign such a packet itself."""
+    document = implicit_genesis(identities[0].did)
+    assert document is not None
+    content = document_content(document)
+    packet = strata.protocol.packets.build(identities[0], content, timestamp=START)
+    signer = identities[0] if is_its_own else identities[1]
+    other = strata.protocol.packets.build(signer, content, timestamp=START + 1)
+    await extended.append(other)
+    says_repeated(extended, other.packet_id)
+    async with connect(extended.url, options=replace(FAST, resolve_keys=resolves)) as relay:
+        if is_its_own:
+            assert (await relay.publish(packet)).duplicate_of == other.packet_id
+        else:
+            with pytest.raises(strata.RequestRefused) as caught:
+                await relay.publish(packet)
+            assert caught.value.detail == "duplicate_of"
 
 
 @pytest.mark.req("R-193")

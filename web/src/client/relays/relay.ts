@@ -199,8 +199,8 @@ export class Relay {
    */
   private async checkRepeated(packet: Packet, of: string, deadline: number, signal?: AbortSignal): Promise<void> {
     if (stated(packet) === undefined || !isContentId(of)) throw notRepeated(packet.packetId, false);
-    // A document is the same in a packet of any author.
-    const authors = packet.contentType === "DID_DOCUMENT" ? [] : packet.authorId;
+    // The same author's, a document too: in another's packet it counts for nothing.
+    const authors = packet.authorId;
     const timeout = Math.max(deadline - this.driver.now(), 0.001);
     const found = await this.get(of, { authors, timeout, ...(signal && { signal }) }).catch((error: unknown) => {
       const isRefused = error instanceof RequestRefused && error.retryAfter === undefined;

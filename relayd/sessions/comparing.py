@@ -68,6 +68,7 @@ class Comparer:
         "_has_made_way",
         "_held_bytes",
         "_idle",
+        "_lost_place",
         "_reconciler",
         "_relay",
         "_session",
@@ -85,6 +86,7 @@ class Comparer:
         self._idle: asyncio.TimerHandle | None = None
         self._held_bytes = 0
         self._has_made_way = False
+        self._lost_place = asyncio.Event()
 
     @property
     def held_bytes(self) -> int:
@@ -109,11 +111,13 @@ class Comparer:
 
     def superseded(self) -> None:
         """Another session of the identity begins a comparison: end this one, and release its set at once."""
+        self._lost_place.set()
         self._drop()
 
     def makes_way(self) -> None:
         """Another identity wants to compare: end this one, which may begin again later."""
         self._has_made_way = True
+        self._lost_place.set()
         self._drop()
 
     def _drop(self) -> None:
@@ -159,6 +163,7 @@ class Comparer:
                 self._refuse(message, "reconcile_busy", retry_after=_RETRY_SECONDS)
                 return
             self._has_made_way = False
+            self._lost_place.clear()
             items = await self._items(_range_of(message, self._relay.clock()))
             self._check_open()
             # The borders differ each time, so that nobody can hide a difference behind ids whose sums agree.
@@ -170,7 +175,7 @@ class Comparer:
         if reconciler is None or not self._relay.comparisons.holds(self):
             self._drop()
             raise _refused(message, "no comparison is open: begin with `until`")
-        await self._connection.writable()
+        await self._writable()
         try:
             answer = await in_thread(lambda: reconciler.respond(data), self._connection)
         except NegentropyError as error:
@@ -187,7 +192,22 @@ class Comparer:
 
     async def _pace(self) -> None:
         self._check_open()
-        await self._connection.writable()
+        await self._writable()
+
+    async def _writable(self) -> None:
+        """Wait until the peer takes what it was sent. Raises `_Superseded` once the comparison has lost its
+        place: a peer that reads nothing must not have the set held meanwhile."""
+        waits = [
+            asyncio.ensure_future(wait) for wait in (self._connection.writable(), self._lost_place.wait())
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not waits[0].done() or waits[0].cancelled():
+            raise _Superseded
+        waits[0].result()
 
     def _check_open(self) -> None:
         if not self._relay.comparisons.holds(self):

@@ -71,6 +71,16 @@ class MadeSession:
             cast(Any, relay), cast(Any, connection), cast(Any, socket), cast(Any, self.session)
         )
 
+    def stops_reading_after(self, looks: int) -> None:
+        """Let the outbox be full once it was looked at so many times."""
+        left = iter(range(looks))
+
+        async def writable() -> None:
+            if next(left, None) is None:
+                await asyncio.Event().wait()
+
+        self.comparer._connection.writable = writable  # type: ignore[method-assign]
+
     def _sent(self, frame: bytes) -> None:
         self.answers.append(json.loads(frame[frame.index(b"{") :]))
 
@@ -119,6 +129,28 @@ def test_three_at_a_time_and_others_are_told_when_to_come_back():
         assert (busy["code"], busy["detail"], busy["retry_after"]) == ("rate_limited", "reconcile_busy", 15)
         peers[0].comparer.close()
         assert (await peers[3].ask())["type"] == "RECONCILED"
+
+    run_virtually(work)
+
+
+@pytest.mark.parametrize("pages", [0, 1, 3])
+@pytest.mark.parametrize("is_its_own", [True, False])
+def test_a_peer_that_reads_nothing_keeps_no_set_once_another_has_its_place(pages: int, is_its_own: bool):
+    """Else one peer could have a relay hold a set for each of its sessions."""
+
+    async def work() -> None:
+        relay = MadeRelay()
+        silent = [MadeSession(relay, f"did:{n}") for n in range(3)]
+        for peer in silent:
+            peer.stops_reading_after(pages)
+            peer.comparer.receive(Reconcile(message=FIRST, until=NOW, client_msg_id="r"))
+        await asyncio.sleep(100)
+        assert all(peer.comparer._task is not None for peer in silent)
+        assert (await MadeSession(relay, "did:0" if is_its_own else "did:3").ask())["type"] == "RECONCILED"
+        assert [peer.comparer._task is None for peer in silent] == [True, False, False]
+        assert silent[0].answers[-1]["detail"] == "reconcile_busy"
+        for peer in silent:
+            peer.comparer.close()
 
     run_virtually(work)
 

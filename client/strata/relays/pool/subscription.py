@@ -62,7 +62,10 @@ class PoolSubscription:
     @property
     def finished(self) -> frozenset[str]:
         """For a query that ends: the URLs of the relays that were read to the end, so that nothing that they
-        have is missing. They may be fewer than `PoolOptions.readers`, if not so many were connected."""
+        have is missing. They may be fewer than `PoolOptions.readers`, if not so many were connected.
+
+        A relay that does not mark the end of its history counts once it falls silent.
+        """
         return self._reading.finished
 
     @property

@@ -42,6 +42,7 @@ from strata.txrx.relayed import (
     _read,
 )
 
+from tests.support.virtual_time import virtually
 from tests.support.waiting import until
 
 ADDRESS = RelayAddress("ws://relay.example/strata", "/test/1/relayed/proto")
@@ -808,12 +809,13 @@ async def test_a_message_of_which_the_channel_took_a_part_alone_is_not_delivered
     ],
     ids=lambda each: type(each).__name__,
 )
+@virtually
 async def test_a_message_that_the_channel_could_not_store_is_not_delivered(
     error: StrataError, delivery: DeliveryStatus
 ) -> None:
     """Nothing goes out before it is stored; a channel that is closing, or fails, may have stored it."""
     theirs = Channel()
-    tx, desk = sender(theirs, settings=TxRxSettings(message_delivery_timeout=0.3)), Desk(theirs)
+    tx, desk = sender(theirs), Desk(theirs)
     async with asyncio.timeout(10):
         post = tx.try_post(b"small")
         await desk.hello()

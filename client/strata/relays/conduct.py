@@ -10,7 +10,7 @@ Observations are counted in buckets of an hour. The buckets of the last seven da
     validity     = (good + 20) / (good + 20 + 20 · bad)      packets verified, and those that were
                                                              forged, malformed or misdated
     consistency  = (found + 20) / (found + 20 + 20 · denied + 5 · missing)
-    uptime       = (good + 2) / (good + bad + 2)             connections and pings
+    uptime       = (good + 2) / (good + bad + 2)             connections, pings, and checks left unanswered
     quickness    = 1 / (1 + mean round trip / 0.5 s)         unknown: 0.5
     capacity     = rate / (rate + 256 KiB/s)                 unknown: 0.5
 
@@ -86,7 +86,7 @@ class Aspect(enum.StrEnum):
     CONNECT = "connect"
     """Attempts to connect that succeeded or failed, and connections lost."""
     PING = "ping"
-    """Pings; `value` is the mean round trip in seconds."""
+    """Pings, and checks that a connected relay did not answer; `value` is the mean round trip in seconds."""
     PUBLISH = "publish"
     """Publishes acknowledged; `value` is the mean round trip in seconds."""
     HISTORY = "history"

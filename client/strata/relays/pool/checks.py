@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 
 from strata.protocol.equivalence import equivalence_key
-from strata.protocol.errors import RequestRefused, StrataError
+from strata.protocol.errors import RequestRefused, RequestTimeout, StrataError
 from strata.protocol.packets import Packet
 from strata.relays.conduct import Aspect, Evidence, Suspicion
 from strata.relays.connection.dialing import shown
@@ -179,7 +179,11 @@ class Checks:
                 async with relay.subscribe(**query) as answer:
                     async for delivery in answer:
                         found.add(delivery.packet.packet_id)
-        except (StrataError, TimeoutError):
+        except (RequestTimeout, TimeoutError):
+            if relay.is_connected and _circumstances(relay) == circumstances:
+                self._relays.observe(url, Aspect.PING, bad=1)  # it is there, and does not answer
+            return Answer.BROKEN
+        except StrataError:
             return Answer.BROKEN
         is_clear = _marks_history(relay) and _circumstances(relay) == circumstances
         return Answer.DENIAL if is_clear else Answer.SILENCE

@@ -173,7 +173,8 @@ class PresenceWatch:
                 continue
             watched.wait *= 2
             watched.due_at = now + watched.wait
-            if watched.verified or watched.attempts < self._attempts - 1:
+            # In the last round, what a relay has said and not shown counts for nothing: it may never answer.
+            if watched.attempts < self._attempts - 1:
                 missing -= len(watched.claimed & set(targets))
             resends += [Resend(url, watched.packet) for url in self._again(watched, targets, missing)]
         return resends

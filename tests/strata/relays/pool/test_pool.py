@@ -213,6 +213,23 @@ async def test_a_packet_that_a_relay_said_ok_to_and_forgot_is_sent_again():
         assert liar.score < min(view.score for view in pool.relays if view.url != "ws://a")
 
 
+@pytest.mark.req("C-274", "R-343")
+@virtually
+async def test_a_relay_that_says_ok_and_never_answers_what_it_has_counts_for_no_copy():
+    """It answers pings, and its OK comes first. Else a packet has one copy where two were asked for."""
+    world = World(1, Character(forgets=1.0, endless="silence", latency=0.001), Character(), Character())
+    async with world.pool(PoolOptions(sweep_interval=None)) as pool:
+        await until(lambda: len(pool._relays.connected()) == 3)
+        for n in range(20):
+            await pool.publish(packet(n))
+            await asyncio.sleep(30)
+        await until(lambda: not pool.unsettled, timeout=3600, step=1)
+        assert pool.statistics.presence_thin == pool.statistics.presence_given_up == 0
+        assert len(world["b"].log) == len(world["c"].log) == 20
+        (liar,) = [view for view in pool.relays if view.url == "ws://a"]
+        assert liar.score < min(view.score for view in pool.relays if view.url != "ws://a")
+
+
 @pytest.mark.req("C-274")
 @virtually
 async def test_who_publishes_faster_than_can_be_checked_waits():

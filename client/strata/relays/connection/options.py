@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Final, Literal
+from urllib.parse import urlsplit
 
-from strata.relays.arguments import check_options
+from strata.protocol.ids import is_did
+from strata.relays.arguments import check_options, texts
 
 __all__ = ["Options"]
+
+_PROXIES: Final = ("http", "https", "socks4", "socks4a", "socks5", "socks5h")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,12 @@ class Options:
         check_options(self)
         if isinstance(self.capabilities, str):
             raise TypeError(f"capabilities must be a tuple of strings, as ({self.capabilities!r},)")
+        if self.capabilities is not None:
+            object.__setattr__(self, "capabilities", texts("capabilities", self.capabilities))
+        if self.relay_id is not None and not is_did(self.relay_id):
+            raise ValueError(f"relay_id must be a DID, as did:strata:z6Mk…, not {self.relay_id!r}")
+        if self.proxy is not None and not _is_proxy(self.proxy):
+            raise ValueError(f"proxy must be a URL of {', '.join(_PROXIES)}, not {self.proxy!r}")
         if self.backoff_cap < self.backoff_base:
             raise ValueError("backoff_cap must not be below backoff_base")
         if self.page_events > self.queue_events:
@@ -113,3 +123,12 @@ class Options:
             raise ValueError("key_authors must be at least 1024: a queue of events may be by as many")
         if self.dedup_packets < 2:
             raise ValueError("dedup_packets must be at least 2")
+
+
+def _is_proxy(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in _PROXIES and bool(parts.hostname)

@@ -87,6 +87,8 @@ class LogReset:
     """If `cursor` is None, reading continues with packets of this time on, in Unix seconds."""
 
 
+_LATEST: Final = 2**53 - 1
+"""The greatest number of seconds in a message; a relay refuses a greater one."""
 _MOST_EXTENSIONS: Final = 256
 LONGEST_NAME: Final = 128
 """The longest name of an extension or code that is accepted, in characters; no real one is longer."""
@@ -209,7 +211,10 @@ class Query:
 
     def __post_init__(self) -> None:
         for name in ("since", "until", "received_since", "received_until", "cursor_fallback_since"):
-            check_whole(name, getattr(self, name), "Unix seconds")
+            at = getattr(self, name)
+            check_whole(name, at, "Unix seconds")
+            if at is not None and not -_LATEST <= at <= _LATEST:
+                raise ValueError(f"{name} must be Unix seconds, and no time is {at}")
         check_whole("limit", self.limit, "a number of packets")
         check_text("cursor", self.cursor)
         check_authors(self.authors)

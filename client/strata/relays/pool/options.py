@@ -95,6 +95,7 @@ class PoolOptions:
             raise TypeError(f"relay must be Options, not {type(self.relay).__name__}")
         if self.scores is not None and not isinstance(self.scores, Path):
             raise TypeError(f"scores must be a Path or None, not {self.scores!r}")
+        object.__setattr__(self, "profile", Profile(self.profile))  # the name of one may be given as text
         check_options(self, may_be_zero=("hold_back", "overlap"))
         if self.confirmations > self.copies:
             raise ValueError("confirmations must not exceed copies")

@@ -12,14 +12,22 @@ import msgspec
 __all__ = ["content_of", "content_of_line", "moment", "payload_of_line"]
 
 _is_age = re.compile(r"(\d+)([smhd])").fullmatch
+_LATEST = 2**53 - 1
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def moment(text: str, now: float) -> int:
     """Unix seconds from `now`, an age (`10m`), Unix seconds or ISO 8601 (UTC unless it names a zone).
 
-    Raises `ValueError`.
+    Raises `ValueError`, also for a time that no message can hold.
     """
+    at = _moment(text, now)
+    if not -_LATEST <= at <= _LATEST:
+        raise ValueError(f"not a time: {text!r} is too far away")
+    return at
+
+
+def _moment(text: str, now: float) -> int:
     if text == "now":
         return int(now)
     if age := _is_age(text):

@@ -37,11 +37,32 @@ def test_every_option_says_what_it_is():
         {"backoff_base": 5, "backoff_cap": 1},
         {"page_events": 10, "queue_events": 9},
         {"dedup_packets": 1},
+        {"relay_id": "relay_1"},
+        {"relay_id": ""},
+        {"proxy": "proxy.example:9050"},
+        {"proxy": "ftp://proxy.example"},
+        {"proxy": "socks5://:9050"},
+        {"proxy": "socks5://proxy.example:99999"},
     ],
 )
 def test_what_cannot_work_is_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         Options(**bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"capabilities": "publish"}, {"capabilities": (1,)}, {"capabilities": 1}, {"proxy": 1}, {"relay_id": 1}],
+)
+def test_what_is_of_another_type_is_refused(bad):
+    with pytest.raises(TypeError, match=next(iter(bad))):
+        Options(**bad)
+
+
+@pytest.mark.parametrize("proxy", ["http://user:word@proxy.example", "socks5h://[::1]:9050/", "https://p:1"])
+def test_what_can_work_is_accepted(proxy):
+    options = Options(proxy=proxy, relay_id="did:strata:relay_1", capabilities=["subscribe"])  # type: ignore[arg-type]
+    assert (options.proxy, options.capabilities) == (proxy, ("subscribe",))
 
 
 def test_none_lifts_a_limit():

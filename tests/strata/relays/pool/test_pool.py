@@ -1027,11 +1027,22 @@ async def test_cancelling_at_any_time_loses_no_packet():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"copies": 0}, {"confirmations": 3}, {"connections": 1}, {"retry_interval": -1.0}, {"overlap": -1}],
+    [
+        {"copies": 0},
+        {"confirmations": 3},
+        {"connections": 1},
+        {"retry_interval": -1.0},
+        {"overlap": -1},
+        {"profile": "x"},
+    ],
 )
 def test_options_that_cannot_work_are_refused(wrong):
     with pytest.raises(ValueError):
         PoolOptions(**wrong)
+
+
+def test_a_profile_may_be_given_by_its_name():
+    assert PoolOptions(profile="SHIELDED").profile is Profile.SHIELDED  # type: ignore[arg-type]
 
 
 def test_urls_in_logs_carry_no_secrets():

@@ -11,6 +11,7 @@ import dataclasses
 import http
 import math
 from collections.abc import Iterator
+from email.utils import formatdate
 from typing import Final, Protocol
 
 from websockets.datastructures import Headers
@@ -169,7 +170,12 @@ def _too_many(wait: int) -> HttpResponse:
 
 def _response(answer: HttpResponse, *, whole: bool = True) -> Response:
     """The response in the library's form, without the body for HEAD."""
-    headers = {**answer.headers, "Content-Type": answer.content_type, "Connection": "close"}
+    headers = {
+        "Date": formatdate(usegmt=True),
+        **answer.headers,
+        "Content-Type": answer.content_type,
+        "Connection": "close",
+    }
     if answer.status != http.HTTPStatus.NOT_MODIFIED:  # no body; its length would be another response's
         headers["Content-Length"] = str(len(answer.body))
     return Response(

@@ -53,6 +53,7 @@ _SMALL_FRAGMENT: Final = 1024
 """A fragment of fewer bytes than this counts as a control frame."""
 _LONGEST_REST: Final = 1.0
 """The longest time between two looks at what a peer owes, in seconds."""
+_VERSION: Final = "13"
 _END_OF_HEADERS: Final = b"\r\n\r\n"
 _REASONS: Final = {1001: "going_away", 1008: "malformed", 1013: "slow_consumer"}
 
@@ -354,7 +355,10 @@ class WebSocket(asyncio.Protocol):
 
     def accept(self, request: Request) -> None:
         """Accept a WebSocket handshake, which the library may still refuse: see `is_open`."""
-        self.respond(self._protocol.accept(request))
+        response = self._protocol.accept(request)
+        if request.headers.get_all("Sec-WebSocket-Version") != [_VERSION] and response.status_code >= 400:
+            response.headers["Sec-WebSocket-Version"] = _VERSION  # RFC 6455 section 4.4
+        self.respond(response)
         if self._protocol.state is not OPEN:
             self.ends_for("handshake")
 

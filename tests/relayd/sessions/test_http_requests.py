@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import email
+import email.utils
 import json
+import re
 import socket
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, cast
@@ -387,8 +391,18 @@ async def test_every_path_answers_head_as_well_and_no_answer_is_sniffed(rigs, re
     "path", [f"/packets/0x{'ab' * 32}", f"/packets/0x{'cd' * 32}", "/healthz", "/readyz"]
 )
 async def test_head_says_what_get_says_without_the_body(rigs, path):
-    got, head = [(await answered(rigs(), path, method=method, found=b"{}"))[1] for method in ("GET", "HEAD")]
+    whole = [(await answered(rigs(), path, method=method, found=b"{}"))[1] for method in ("GET", "HEAD")]
+    got, head = [re.sub(rb"\r\nDate: [^\r]+", b"", each) for each in whole]
     assert head == got.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+
+async def test_every_answer_is_dated(rigs):
+    """RFC 9110 section 6.6.1. A cache counts the age of an answer from then on."""
+    for path in ("/healthz", "/nowhere", f"/packets/0x{'ab' * 32}"):
+        before = int(time.time())
+        _, whole = await answered(rigs(), path, found=b"{}")
+        head = email.message_from_bytes(whole.partition(b"\r\n")[2])
+        assert before <= email.utils.parsedate_to_datetime(head["Date"]).timestamp() <= time.time()
 
 
 @pytest.mark.parametrize(
@@ -484,3 +498,15 @@ async def test_a_page_at_the_path_of_the_websocket_gives_way_to_an_upgrade(rigs)
             await asking._http_task
         assert transport.written.split()[1] == status
         asking.socket.connection_lost(None)
+
+
+@pytest.mark.parametrize("version", ["12", "14", "13, 8", ""])
+async def test_a_client_of_another_version_of_websocket_hears_which_is_spoken(rigs, version):
+    """RFC 6455 section 4.4: a client that speaks several versions then tries another."""
+    asking, transport = SlowStore().connection(rigs()), FakeTransport()
+    asking.socket.connection_made(cast(asyncio.Transport, transport))
+    asking.socket.data_received(HANDSHAKE.replace(b"Version: 13", f"Version: {version}".encode()))
+    head = transport.written.partition(b"\r\n\r\n")[0]
+    assert head.split()[1] == b"400"
+    assert b"\r\nSec-WebSocket-Version: 13" in head
+    asking.socket.connection_lost(None)

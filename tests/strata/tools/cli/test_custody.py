@@ -84,7 +84,12 @@ async def test_recovery_keys_go_into_files_of_their_own_and_into_a_document(run,
 
 @pytest.mark.parametrize(
     "arguments",
-    [("create", "--recovery", "2"), ("create", "--recovery", "2", "--threshold", "3", "--relay", "ws://x")],
+    [
+        ("create", "--recovery", "2"),
+        ("create", "--recovery", "2", "--threshold", "3", "--relay", "ws://x"),
+        ("show", "z6Mk"),
+        ("approve", "0x12"),
+    ],
 )
 async def test_what_could_not_work_is_a_usage_error(run, arguments):
     await run(*arguments, code=2)

@@ -17,6 +17,7 @@ from strata.protocol import ids
 from strata.protocol.packets import Packet
 
 __all__ = [
+    "authors_of",
     "check_authors",
     "check_connecting",
     "check_options",
@@ -54,11 +55,21 @@ def texts(name: str, values: object) -> tuple[str, ...]:
     return several
 
 
-def check_authors(authors: Iterable[str]) -> None:
+def check_authors(authors: Iterable[str], name: str = "authors") -> None:
     """Raise `ValueError` for an author that no packet can have."""
     for author in authors:
         if not ids.is_did(author):
-            raise ValueError(f"authors must be DIDs, as did:strata:z6Mk…, not {_shown(author)}")
+            raise ValueError(f"{name} must be DIDs, as did:strata:z6Mk…, not {_shown(author)}")
+
+
+def authors_of(name: str, authors: object) -> tuple[str, ...]:
+    """The DIDs of an argument, each once; a single string is one DID.
+
+    Raises `TypeError` for anything but strings, and `ValueError` for an author that no packet can have.
+    """
+    several = texts(name, authors)
+    check_authors(several, name)
+    return several
 
 
 def check_connecting(url: object, identity: object) -> None:

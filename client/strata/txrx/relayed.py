@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from strata.channels.connecting import Relay, connect
 from strata.protocol.errors import StrataError
 from strata.protocol.ids import Identity, Signer
+from strata.relays.arguments import authors_of
 from strata.relays.connection import Options
 from strata.txrx.addresses import RelayAddress
 from strata.txrx.codecs import MessageCodec
@@ -90,6 +91,9 @@ class RelayEnd:
     them, a sender believes any author that answers in the receiver's place."""
     ssl: ssl_module.SSLContext | None = None
     options: Options | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "members", authors_of("members", self.members))
 
 
 class _Line:

@@ -18,6 +18,7 @@ from strata.channels.reliable.naming import check_device
 from strata.channels.sds import SdsConfig
 from strata.channels.segmentation.splitting import SegmentationConfig
 from strata.channels.spelling import in_camel_case, snake_case
+from strata.relays.arguments import authors_of
 
 __all__ = [
     "ALIASES",
@@ -102,6 +103,7 @@ class ReliableChannelConfig:
     max_inbox_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "members", authors_of("members", self.members))
         object.__setattr__(self, "hand_over", _HAND_OVER.get(self.hand_over, self.hand_over))
         if not self.drain_timeout_ms >= 0:
             raise ValueError("drain_timeout_ms must not be negative")

@@ -154,11 +154,11 @@ async def test_channels_on_one_topic_hear_the_same_members_or_the_second_is_refu
     def heard_by(sender_id: str, *members: str) -> ReliableChannel:
         return make_channel(node, "room", TOPIC, sender_id, rng=random.Random(1), members=members)
 
-    async with heard_by("alice", "did:a", "did:b"):
-        for members in ((), ("did:a",), ("did:a", "did:c")):
+    async with heard_by("alice", "did:x:a", "did:x:b"):
+        for members in ((), ("did:x:a",), ("did:x:a", "did:x:c")):
             with pytest.raises(InvalidConfiguration, match="members"):
                 await heard_by("bob", *members).open()
-        async with heard_by("bob", "did:b", "did:a"):
+        async with heard_by("bob", "did:x:b", "did:x:a"):
             assert node.topics == [TOPIC]
         other = make_channel(node, "hall", "/test/1/hall/proto", "bob", rng=random.Random(1))
         async with other:

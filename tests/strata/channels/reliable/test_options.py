@@ -36,6 +36,7 @@ from strata.channels.sds import Kind, SdsConfig
 from strata.channels.segmentation import SegmentationConfig
 from strata.channels.segmentation.messages import MAX_RECEIVED_SEGMENTS
 from strata.protocol.ids import Identity
+from strata.txrx import RelayEnd
 
 from tests.support.channel_world import SWALLOW, TOPIC, Recorder, World, own_tasks, until, virtually
 
@@ -457,6 +458,30 @@ def test_repair_times_are_refused_exactly_when_they_leave_no_room(t_min: Any, t_
 
 
 @pytest.mark.req("C-032")
+@pytest.mark.req("C-288")
+@pytest.mark.parametrize(
+    ("members", "error"),
+    [
+        (("alice",), ValueError),
+        (("did:strata:alice", ""), ValueError),
+        (None, TypeError),
+        ((1,), TypeError),
+        (b"did:strata:alice", TypeError),
+    ],
+)
+def test_members_that_are_no_authors_are_refused(members: Any, error: type[Exception]) -> None:
+    """A channel with such members would hear nobody, and say nothing about it."""
+    for make in (ReliableChannelConfig, RelayEnd):
+        with pytest.raises(error, match="members"):
+            make(members=members)
+
+
+@pytest.mark.parametrize("members", ["did:strata:alice", ["did:strata:alice"], {"did:strata:alice": 1}])
+def test_one_member_is_a_member_and_not_its_letters(members: Any) -> None:
+    for made in (ReliableChannelConfig(members=members), RelayEnd(members=members)):
+        assert made.members == ("did:strata:alice",)
+
+
 @pytest.mark.parametrize("hook", [object(), "key", type("OneWay", (), {"encrypt": bytes})()])
 @virtually
 async def test_what_is_no_hook_is_refused_at_creation(hook: Any) -> None:

@@ -341,6 +341,7 @@ def judge_relay(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Publish to a relay on another machine without asking.")
     ] = False,
+    pins: PinsOption = None,
     context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -357,6 +358,7 @@ def judge_relay(
         level=Keyword(level),
         limits=limits,
         identity=identity,
+        pins=pins,
         concurrency=concurrency,
         timeout=timeout,
         yes=yes,

@@ -19,6 +19,7 @@ from websockets.exceptions import WebSocketException
 from strata.protocol.errors import StrataError
 from strata.protocol.ids import Identity
 from strata.relays.connection.dialing import describe, shown, tls_context
+from strata.relays.connection.pins import PinFile
 from strata.tools.cli import output
 from strata.tools.cli.options import expanded
 from strata.tools.cli.running import run
@@ -29,6 +30,7 @@ from strata.tools.conformance.context import LIFETIME_SECONDS, Context, survey
 from strata.tools.conformance.coverage import UNSEEN
 from strata.tools.conformance.model import Check, Keyword, Result
 from strata.tools.conformance.runner import Selection, run_checks
+from strata.tools.conformance.verdicts import Failed, Skipped
 
 __all__ = ["UNREACHABLE", "ConformanceRequest", "conformance", "list_checks"]
 
@@ -47,6 +49,7 @@ class ConformanceRequest:
     level: Keyword = Keyword.MAY
     limits: bool = False
     identity: Path | None = None
+    pins: Path | None = None
     concurrency: int = 8
     timeout: float = 300.0
     yes: bool = False
@@ -87,11 +90,20 @@ async def _conformance(
     request: ConformanceRequest, checks: Sequence[Check], identity: Identity | None
 ) -> int:
     started_at = time.monotonic()
+    pins = None if identity is None or request.pins is None else PinFile(request.pins)
+    relay_id, met = (None, {}) if pins is None else (pins.get(request.url), pins.met())
     try:
-        context = await survey(request.url, identity=identity, ssl=tls_context(request.url, None))
+        context = await survey(
+            request.url, identity=identity, relay_id=relay_id, met=met, ssl=tls_context(request.url, None)
+        )
     except (WebSocketException, OSError) as error:
         output.note(f"error: {describe(error, request.url)}")
         return UNREACHABLE
+    except (Skipped, Failed) as error:
+        output.note(f"error: {output.harmless(str(error))}")
+        return _FAILED
+    if pins is not None and context.relay_id is not None:
+        pins.add(request.url, context.relay_id)
     results = await _run(request, checks, context)
     summary = report.summarise(results, time.monotonic() - started_at)
     if request.as_json:

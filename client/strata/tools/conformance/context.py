@@ -14,15 +14,20 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
+import msgspec
 from websockets.protocol import State
 from websockets.typing import Subprotocol
 
-from strata.protocol import packets
+from strata.protocol import packets, wire
+from strata.protocol.auth import check_address, check_challenge
+from strata.protocol.errors import InvalidMessage
 from strata.protocol.ids import Identity, Signer
 from strata.protocol.packets import Packet
 from strata.protocol.wire import EXTENSIONS
 from strata.relays.connection.discovery import MANIFEST_PATH
+from strata.relays.connection.pins import address_of
 from strata.relays.connection.websocket import open_websocket
 from strata.tools.conformance import http
 from strata.tools.conformance.forge import auth_message
@@ -92,10 +97,16 @@ class Context:
         subject: Subject,
         *,
         identity: Identity | None = None,
+        relay_id: str | None = None,
+        met: Mapping[str, str] = MappingProxyType({}),
         ssl: ssl_module.SSLContext | None = None,
         patience: Patience | None = None,
     ) -> None:
+        """With `identity`, the relay must show the DID `relay_id`. None accepts any DID that has no other
+        address in `met`."""
         self.subject = subject
+        self.relay_id = relay_id
+        self._met = met
         self.witness = Witness()
         self.patience = patience or Patience()
         self._session_identity = identity
@@ -171,7 +182,7 @@ class Context:
         """A new connection; authenticated if the run has an identity, unless `anonymous`.
 
         `expects_limit` is the detail of the limit that the check is about. Raises the errors of the WebSocket
-        library.
+        library, and `Skipped` or `Failed` if the identity cannot be authenticated.
         """
         socket = await open_websocket(
             self.subject.url + path,
@@ -193,10 +204,27 @@ class Context:
         )
         try:
             if self._session_identity is not None and not anonymous:
-                await _authenticate(peer, self._session_identity)
+                await self._authenticate(peer, self._session_identity)
             yield peer
         finally:
             await _hang_up(peer)
+
+    async def _authenticate(self, peer: Peer, identity: Identity) -> None:
+        challenge = await peer.challenge()
+        # The checks sign whatever a relay sends, with throw-away identities. This one is a user's: text that
+        # is no challenge could be a packet in the user's name, or the challenge of another relay (R-298).
+        try:
+            shown = msgspec.convert(challenge, wire.AuthChallenge)
+            check_challenge(shown, self.relay_id)
+            if self.relay_id is None:
+                check_address(shown.server_id, address_of(self.subject.url), self._met)
+        except (InvalidMessage, msgspec.ValidationError) as error:
+            raise Skipped(f"the given identity answers no such challenge: {error}") from None
+        self.relay_id = shown.server_id
+        answer = await peer.ask(auth_message(identity, challenge))
+        if answer.get("type") != "AUTH_OK":
+            raise Skipped(f"the relay does not let the given identity in: {answer.get('code')}")
+        peer.is_authenticated = True
 
     async def get(self, path: str) -> HttpAnswer:
         """GET a path beside the WebSocket endpoint."""
@@ -208,15 +236,17 @@ async def survey(
     url: str,
     *,
     identity: Identity | None = None,
+    relay_id: str | None = None,
+    met: Mapping[str, str] = MappingProxyType({}),
     ssl: ssl_module.SSLContext | None = None,
     patience: Patience | None = None,
 ) -> Context:
-    """Examine the relay and return the context of a run.
+    """Examine the relay and return the context of a run; see `Context` for `relay_id` and `met`.
 
-    Raises the errors of the WebSocket library if there is no relay. A relay that answers wrongly is left to
-    the checks.
+    Raises the errors of the WebSocket library if there is no relay, and `Skipped` or `Failed` if `identity`
+    cannot be authenticated. A relay that answers wrongly otherwise is left to the checks.
     """
-    context = Context(Subject(url), identity=identity, ssl=ssl, patience=patience)
+    context = Context(Subject(url), identity=identity, relay_id=relay_id, met=met, ssl=ssl, patience=patience)
     answer = await context.get(MANIFEST_PATH)
     manifest = answer.json() if answer.status == 200 else None
     if not isinstance(manifest, dict):
@@ -245,19 +275,12 @@ async def survey(
         bool(challenge),
         offset,
     )
-    return Context(subject, identity=identity, ssl=ssl, patience=patience)
+    # From here on the relay is held to the DID that it has shown.
+    return Context(subject, identity=identity, relay_id=context.relay_id, met=met, ssl=ssl, patience=patience)
 
 
 def _texts(value: object) -> Iterable[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
-
-
-async def _authenticate(peer: Peer, identity: Identity) -> None:
-    challenge = await peer.challenge()
-    answer = await peer.ask(auth_message(identity, challenge))
-    if answer.get("type") != "AUTH_OK":
-        raise Skipped(f"the relay does not let the given identity in: {answer.get('code')}")
-    peer.is_authenticated = True
 
 
 async def _hang_up(peer: Peer) -> None:

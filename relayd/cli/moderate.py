@@ -9,13 +9,13 @@ import contextlib
 import dataclasses
 import getpass
 import os
-import re
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from strata.protocol.times import duration
 
 from relayd.cli import console
 from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDirInUse, Json
@@ -34,8 +34,6 @@ __all__ = ["actor_of", "opened_store", "rulings", "time_text"]
 rulings = typer.Typer()
 """The commands of moderation, which stand among the relay's own."""
 
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_DURATION = re.compile(r"(\d{1,9})([smhdw])")
 _PAGE: Final = 1000
 _SHOWN: Final = 50
 """The number of rulings shown to a person by default."""
@@ -292,7 +290,7 @@ def _rule(
 
     now = int(time.time())
     try:
-        expires_at = None if lasting is None else now + _seconds(lasting)
+        expires_at = None if lasting is None else now + duration(lasting)
         reason, actor = check_reason(reason), actor_of(by)
     except ValueError as error:
         console.fail(EXIT_CONFIGURATION, error)
@@ -431,13 +429,6 @@ def actor_of(by: str | None) -> str:
     if not name or len(name) > 300 or "\x00" in name:
         raise ValueError("--by takes a name of 1 to 300 characters")
     return name
-
-
-def _seconds(text: str) -> int:
-    found = _DURATION.fullmatch(text)
-    if found is None or not int(found[1]):
-        raise ValueError(f"--for {text}: expected a number and s, m, h, d or w, such as 12h")
-    return int(found[1]) * _UNITS[found[2]]
 
 
 def _word(act: Act | str, kind: SubjectKind | str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
+from strata.protocol.times import moment
 
 from relayd.cli import console
 from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDirInUse, Json
@@ -20,9 +20,8 @@ from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_INCOMPLETE
 if TYPE_CHECKING:
     from relayd.federation.checking import PeerCheck
 
-__all__ = ["peers", "since_of"]
+__all__ = ["peers"]
 
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ROWS: Final = (
     ("there, and missing here", "need"),
     ("  brought", "brought"),
@@ -35,15 +34,6 @@ _ROWS: Final = (
 
 peers = typer.Typer(no_args_is_help=True, help="See and steer the relays that this one reads from.")
 _PeerId = Annotated[str, typer.Argument(metavar="DID", help="The peer's DID, or the beginning of it.")]
-
-
-def since_of(text: str, now: float) -> int:
-    """The Unix time of an age (`7d`, `12h`, `30m`), of Unix seconds, or of a date. Raises `ValueError`."""
-    if ago := re.fullmatch(r"(\d{1,9})([smhd])", text):
-        return max(0, int(now) - int(ago[1]) * _UNITS[ago[2]])
-    if re.fullmatch(r"\d{1,12}", text):
-        return int(text)
-    return max(0, int(datetime.fromisoformat(text).timestamp()))
 
 
 @peers.command("list")
@@ -170,7 +160,7 @@ def peers_reconcile(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Compare packets from then on: 12h, 7d, a date; by default all that may count.",
+            help="Compare packets from then on: 12h, 7d, a date (UTC); by default all that may count.",
         ),
     ] = None,
     config: ConfigFile = None,
@@ -184,15 +174,15 @@ def peers_reconcile(
     """
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     try:
-        moment = None if since is None else since_of(since, time.time())
-    except (ValueError, OverflowError, OSError):
-        console.fail(EXIT_CONFIGURATION, f"{since} is not a time: write 12h, 7d or a date")
+        begin = None if since is None else moment(since, time.time())
+    except ValueError as error:
+        console.fail(EXIT_CONFIGURATION, f"--since: {error}")
     from relayd.federation.comparing import SETTLED_SECONDS
 
-    if moment is not None and moment > time.time() - SETTLED_SECONDS:  # two empty sets would be equal
+    if begin is not None and begin > time.time() - SETTLED_SECONDS:  # two empty sets would be equal
         problem = f"packets younger than {SETTLED_SECONDS} seconds may be on their way, and are not compared"
         console.fail(EXIT_CONFIGURATION, f"--since {since}: {problem}")
-    found = console.run(_followed(settings, peer, moment, quiet=json))
+    found = console.run(_followed(settings, peer, begin, quiet=json))
     if json:
         console.print_json(found)
     else:

@@ -19,9 +19,9 @@ def test_a_comparison_of_nothing_is_refused(since):
     assert f"--since {since}: packets younger than 120 seconds" in result.stderr
 
 
-@pytest.mark.parametrize("since", ["soon", "1w", "9" * 13])
+@pytest.mark.parametrize("since", ["soon", "1y", "9" * 13])
 def test_a_time_that_is_none_is_refused(since):
     arguments = ["peers", "reconcile", "did:strata:none", "--since", since]
     result = CliRunner().invoke(cli.app, [*arguments, *NOWHERE], prog_name="relayd")
     assert result.exit_code == EXIT_CONFIGURATION
-    assert f"{since} is not a time" in result.stderr
+    assert f"--since: not a time: {since!r}; try" in result.stderr

@@ -142,7 +142,7 @@ def subscribe(
         typer.Option(
             "--since",
             metavar="TIME",
-            help="Packets from this time on: Unix seconds, ISO 8601, now, or an age: 90s 10m 2h 3d.",
+            help="Packets from this time on: Unix seconds, ISO 8601, now, or an age: 90s 10m 2h 3d 1w.",
         ),
     ] = None,
     until: Annotated[

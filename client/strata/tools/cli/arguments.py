@@ -1,44 +1,13 @@
-"""Parsing of the commands' arguments and input lines: times, contents and payloads."""
+"""Parsing of the commands' arguments and input lines: contents and payloads."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import re
-from datetime import UTC, datetime
 
 import msgspec
 
-__all__ = ["content_of", "content_of_line", "moment", "payload_of_line"]
-
-_is_age = re.compile(r"(\d+)([smhd])").fullmatch
-_LATEST = 2**53 - 1
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-def moment(text: str, now: float) -> int:
-    """Unix seconds from `now`, an age (`10m`), Unix seconds or ISO 8601 (UTC unless it names a zone).
-
-    Raises `ValueError`, also for a time that no message can hold.
-    """
-    at = _moment(text, now)
-    if not -_LATEST <= at <= _LATEST:
-        raise ValueError(f"not a time: {text!r} is too far away")
-    return at
-
-
-def _moment(text: str, now: float) -> int:
-    if text == "now":
-        return int(now)
-    if age := _is_age(text):
-        return int(now) - int(age[1]) * _UNITS[age[2]]
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        parsed = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"not a time: {text!r}; try 2h, now, 1760000000 or 2026-01-31T12:00:00Z") from None
-    return int((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp())
+__all__ = ["content_of", "content_of_line", "payload_of_line"]
 
 
 def content_of(text: str, type: str) -> dict[str, object]:

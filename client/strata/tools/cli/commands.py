@@ -11,10 +11,11 @@ from pathlib import Path
 from strata.channels.connecting import Relay
 from strata.protocol.errors import Closed, ConnectionFailed, StrataError
 from strata.protocol.ids import Identity
+from strata.protocol.times import moment
 from strata.relays.connection import LogReset, Options, Published, Subscription
 from strata.relays.connection.values import RESUME_MARGIN_SECONDS
 from strata.tools.cli import output
-from strata.tools.cli.arguments import content_of, content_of_line, moment
+from strata.tools.cli.arguments import content_of, content_of_line
 from strata.tools.cli.lines import size_of_stdin, stdin_lines
 from strata.tools.cli.position import PositionFile, PositionKeeper
 from strata.tools.cli.running import run

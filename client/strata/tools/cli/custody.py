@@ -36,9 +36,9 @@ from strata.protocol.keys import (
     revoke_content,
     rotate_content,
 )
+from strata.protocol.times import moment
 from strata.relays.connection import Options, Published
 from strata.tools.cli import output
-from strata.tools.cli.arguments import moment
 from strata.tools.cli.keytable import chain_lines, chain_record, find_key, full_key_id, pending_events
 from strata.tools.cli.running import run
 from strata.tools.cli.target import load_identity, save_identity

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from strata.protocol.times import duration
 from strata.tools.cli.options import (
     CONTEXT_SETTINGS,
     DEFAULT_IDENTITY,
@@ -36,8 +37,6 @@ app = typer.Typer(
     context_settings=CONTEXT_SETTINGS,
 )
 
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_DURATION = re.compile(r"(\d{1,9})([smhdw])")
 _OF_RULINGS: Final = ("act", "kind", "subject", "actor", "reason")
 _OF_SESSIONS: Final = ("id", "opened_at", "address", "identity", "subscriptions", "publishes", "events")
 """The members of an entry that are printed without `--json`."""
@@ -263,7 +262,7 @@ def _kind_of(subject: str) -> Literal["author", "network"]:
 
 
 def _seconds(text: str) -> int:
-    found = _DURATION.fullmatch(text)
-    if found is None or not int(found[1]):
-        raise typer.BadParameter("--for takes a number and s, m, h, d or w, such as 12h")
-    return int(found[1]) * _UNITS[found[2]]
+    try:
+        return duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--for: {error}") from None

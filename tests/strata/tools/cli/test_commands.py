@@ -19,7 +19,7 @@ from strata.protocol.packets import Packet
 from strata.relays.conduct import Aspect
 from strata.relays.pool.reputation import Observation
 from strata.relays.pool.score_file import ScoreFile
-from strata.tools.cli.arguments import content_of, content_of_line, moment
+from strata.tools.cli.arguments import content_of, content_of_line
 from strata.tools.cli.commands import options_within
 from strata.tools.cli.output import harmless, note, write_line
 from strata.tools.cli.position import MAX_PRINTED, PositionFile, Printed, SavedPosition
@@ -352,29 +352,6 @@ def test_nor_can_what_a_relay_says_of_a_refusal_or_somebody_calls_a_key(capfdbin
     said = capfdbinary.readouterr()
     assert said.err.decode() == "error: refused:  ]0;title  no\nnext: é\n"
     assert said.out.decode() == "did:strata:zA# [2J\nkey file: x\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("now", 1000_000),
-        ("90s", 999_910),
-        ("2h", 992_800),
-        ("3d", 740_800),
-        ("1760000000", 1_760_000_000),
-        ("2025-10-09T08:53:20Z", 1_760_000_000),
-        ("2025-10-09T08:53:20", 1_760_000_000),
-        ("2025-10-09T10:53:20+02:00", 1_760_000_000),
-    ],
-)
-def test_moments(text, expected):
-    assert moment(text, 1000_000.5) == expected
-
-
-@pytest.mark.parametrize("text", ["", "soon", "-5", "5w", "１２", "9" * 17, "9" * 17 + "d"])
-def test_no_moments(text):
-    with pytest.raises(ValueError, match="not a time"):
-        moment(text, 0)
 
 
 def test_contents():

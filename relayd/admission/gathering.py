@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 __all__ = ["Gathering", "WaitingJobs"]
 
@@ -46,7 +46,7 @@ class Gathering(Generic[J]):
     def __init__(
         self,
         name: str,
-        work: Callable[[list[J]], Coroutine[Any, Any, None]],
+        work: Callable[[list[J]], Coroutine[object, object, None]],
         on_lost: Callable[[J, BaseException], None],
         waiting: WaitingJobs[J] | None = None,
     ) -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 import typer
@@ -30,7 +30,7 @@ def read_settings(config: Path | None, **given: object) -> Settings:
         fail(EXIT_CONFIGURATION, *error.problems)
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
+def run(main: Coroutine[object, object, T]) -> T:
     """Run a command's coroutine; an error that an operator can fix becomes a message and an exit code.
 
     SIGTERM ends it like SIGINT, with cleanup.
@@ -55,7 +55,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         fail(143, "stopped; start it again to go on")
 
 
-async def _until_told(main: Coroutine[Any, Any, T]) -> T:
+async def _until_told(main: Coroutine[object, object, T]) -> T:
     task = asyncio.current_task()
     assert task is not None
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread

@@ -10,7 +10,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any
 
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.relays.author_questions import Answers, AuthorQuestions
@@ -284,7 +283,7 @@ class Judging:
         self._parts.admission.submit(request)
         return await answer
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
         if self._is_closed:  # what was under way comes again, to the next link
             work.close()
             return

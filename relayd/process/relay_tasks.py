@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from strata.protocol.ids import Signer
 
@@ -185,7 +185,7 @@ class Serving:
 
     def _begin_jobs(self) -> list[asyncio.Task[object]]:
         relay = self._relay
-        jobs: dict[str, Coroutine[Any, Any, object]] = {
+        jobs: dict[str, Coroutine[object, object, object]] = {
             "writer": relay.writer.run(),
             "tail": relay.tail.run(),
             "loop": self._watch_loop(),

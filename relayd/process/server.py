@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from strata.protocol.ids import Identity
 from strata.protocol.streams import forget_stdout
@@ -126,7 +126,7 @@ async def serve(
 
 
 async def _unless_stopped(
-    begin: Callable[[Announce, Callable[[], None]], Coroutine[Any, Any, Claim]],
+    begin: Callable[[Announce, Callable[[], None]], Coroutine[object, object, Claim]],
     announce: Announce,
     stop: asyncio.Event,
     *,

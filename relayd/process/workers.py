@@ -106,7 +106,7 @@ async def _ready(workers: list[_Worker], stop: asyncio.Event) -> dict[str, str] 
         return addresses[0]
 
     starting = asyncio.create_task(start(), name="starting")
-    waits: list[asyncio.Task[Any]] = [starting, asyncio.create_task(stop.wait(), name="stop")]
+    waits: list[asyncio.Task[object]] = [starting, asyncio.create_task(stop.wait(), name="stop")]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         return starting.result() if starting.done() else None

@@ -18,11 +18,16 @@ import hmac
 import importlib
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
 
 from relayd.lineage import KnownLog
 from relayd.logs import get_logger, problem_of
 from relayd.pauses import Pauses
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
 
 __all__ = ["BUS_EVENTS", "Bus", "BusMessages", "probe_bus"]
 
@@ -99,7 +104,7 @@ class Bus:
     ) -> None:
         """`told` is called with each of `BUS_EVENTS` that happens, `reported` with the reports of others; it
         returns whether it accepts one. Without it, reports are not subscribed to."""
-        self._nats: Any = importlib.import_module("nats")  # slow, so not while connections are open
+        self._nats = importlib.import_module("nats")  # slow, so not while connections are open
         self._url = url
         self._messages = BusMessages(log_key)
         self._known = known
@@ -146,7 +151,7 @@ class Bus:
                     _log.warning("bus_lost", problem=problem, consequence="others hear within a second")
             await pauses.wait()
 
-    async def _serve(self, client: Any) -> None:
+    async def _serve(self, client: Client) -> None:
         await client.subscribe(self._messages.subject, cb=self._received, pending_msgs_limit=_MOST_WAITING)
         if self._reported is not None:
             subject = self._messages.report_subject
@@ -169,7 +174,7 @@ class Bus:
                 await client.publish(self._messages.report_subject, self._messages.seal(report))
         raise ConnectionResetError("the bus closed the connection")
 
-    async def _received(self, message: Any) -> None:
+    async def _received(self, message: Msg) -> None:
         said = self._messages.decode(message.data)
         if said is None:
             self._told("refused")
@@ -182,7 +187,7 @@ class Bus:
             self._told("doubted")
             self._doubt()
 
-    async def _received_report(self, message: Any) -> None:
+    async def _received_report(self, message: Msg) -> None:
         report = self._messages.unseal(message.data)
         if report is None or self._reported is None or not self._reported(report):
             self._told("refused")
@@ -205,8 +210,8 @@ async def probe_bus(url: str) -> float:
         raise ConnectionError(problem_of(error)) from None
 
 
-async def _connect(nats: Any, url: str, *, closed: Callable[[], Awaitable[None]]) -> Any:
-    client = nats.NATS()
+async def _connect(nats: ModuleType, url: str, *, closed: Callable[[], Awaitable[None]]) -> Client:
+    client: Client = nats.NATS()
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
             await client.connect(
@@ -226,7 +231,7 @@ async def _connect(nats: Any, url: str, *, closed: Callable[[], Awaitable[None]]
     return client
 
 
-async def _close(client: Any) -> None:
+async def _close(client: Client) -> None:
     with contextlib.suppress(Exception):  # the client is no longer used, whatever it raises
         async with asyncio.timeout(1.0):
             await client.close()

@@ -6,8 +6,6 @@ The migrations contain the statements that make the tables; the statements that 
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, OID
 
@@ -238,7 +236,7 @@ PEER_COMPARISONS = sa.Table(
 )
 
 
-def is_ours(item: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
+def is_ours(item: object, name: str | None, kind: str, reflected: bool, compare_to: object) -> bool:
     """Whether Alembic should compare this object: partitions come and go, and other tables are not ours."""
     table = item if kind == "table" else getattr(item, "table", None)
-    return table is None or table.name in METADATA.tables
+    return not isinstance(table, sa.Table) or table.name in METADATA.tables

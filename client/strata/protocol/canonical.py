@@ -194,7 +194,7 @@ def encode(value: object, *, max_depth: int = MAX_DEPTH) -> bytes:
     return rfc8785.dumps(cast(Any, value))
 
 
-def _without(value: dict[str, Any], members: Sequence[str]) -> dict[str, Any]:
+def _without(value: dict[str, object], members: Sequence[str]) -> dict[str, object]:
     rest = value.copy()
     for name in members:
         rest.pop(name, None)
@@ -291,7 +291,7 @@ def _utf16_units(name: str) -> bytes:
     return name.encode("utf-16-be")
 
 
-def _parse_strictly(raw: bytes) -> Any:
+def _parse_strictly(raw: bytes) -> object:
     """Decode JSON, refusing everything that different readers are known to treat differently."""
     try:
         text = raw.decode("utf-8")
@@ -311,7 +311,7 @@ def _parse_strictly(raw: bytes) -> Any:
         _refuse("the text is not JSON", "malformed_json")
 
 
-def _members(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
     members = dict(pairs)
     if len(members) != len(pairs):
         _refuse("an object has two members of one name", "duplicate_member")

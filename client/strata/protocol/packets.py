@@ -198,7 +198,7 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
     @property
     def media_hashes(self) -> tuple[str, ...]:
         """The hashes of the media that `content.media` refers to."""
-        media: Any = self.content.get("media") or ()
+        media = cast("list[dict[str, str]]", self.content.get("media") or [])  # as `check` requires
         return tuple(reference["media_hash"] for reference in media)
 
     def verify(self, now: float | None = None) -> None:

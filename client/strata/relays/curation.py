@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from strata.protocol import fields, ids
 from strata.protocol.errors import InvalidPacket
@@ -150,7 +150,7 @@ def embedded_attestations(host: Packet) -> list[dict[str, object]]:
     Others carry no weight; no other part of the packet is read (R-257). In practice the result is empty,
     because an attestation cannot contain the hash of the packet that contains it (A-014).
     """
-    embedded: Any = host.value.get("attestations") or ()
+    embedded = cast("list[dict[str, object]]", host.value.get("attestations") or [])
     return [item for item in embedded if item.get("target_packet") == host.packet_id]
 
 

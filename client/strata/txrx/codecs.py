@@ -160,7 +160,7 @@ def _part(parts: Sequence[bytes], code: int, data: memoryview) -> bytes:
     return parts[number]
 
 
-def _byte_fields(message_type: Any) -> tuple[str, ...]:
+def _byte_fields(message_type: object) -> tuple[str, ...]:
     """The fields of the message itself that may contain bytes."""
     info = msgspec.inspect.type_info(message_type)
     if not isinstance(info, msgspec.inspect.StructType | msgspec.inspect.DataclassType):
@@ -180,5 +180,5 @@ def _may_be_bytes(info: msgspec.inspect.Type) -> bool:
     return isinstance(info, kinds)
 
 
-def _name(of: Any) -> str:
+def _name(of: object) -> str:
     return getattr(of, "__qualname__", None) or str(of)

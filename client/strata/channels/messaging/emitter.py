@@ -33,7 +33,7 @@ class _Call:
 
     __slots__ = ("task",)
 
-    def __init__(self, task: asyncio.Task[Any] | None) -> None:
+    def __init__(self, task: asyncio.Task[object] | None) -> None:
         self.task = task
         """The task that waits; None once the handlers have ended."""
 
@@ -42,7 +42,7 @@ _calls: ContextVar[tuple[_Call, ...]] = ContextVar("strata_handlers", default=()
 """The calls that led here. Tasks that a handler starts inherit them, since the handler may wait for them."""
 
 
-def callers() -> set[asyncio.Task[Any]]:
+def callers() -> set[asyncio.Task[object]]:
     """The tasks whose handler calls led here, directly or through tasks that a handler started.
 
     Nothing that a handler calls may wait for these tasks or cancel them, because they wait for the handler.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from typing import Any
 
 from strata.channels.messaging.emitter import callers
 
@@ -13,7 +12,7 @@ __all__ = ["ending"]
 
 
 @asynccontextmanager
-async def ending(tasks: Collection[asyncio.Task[Any]]) -> AsyncIterator[None]:
+async def ending(tasks: Collection[asyncio.Task[object]]) -> AsyncIterator[None]:
     """Cancel tasks; in the block they have ended. The current task, if among them, ends at its next wait.
 
     The current task must not wait for itself, and its handler must complete the block. The same holds for a

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
 from strata.channels.messaging import binding
 from strata.channels.messaging.emitter import EventEmitter
@@ -198,7 +198,7 @@ class RelayNode:
             raise NodeError(f"the packet would have {packet.size_bytes} bytes, the relay takes {limit}")
         return packet
 
-    async def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    async def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
         self._watch()
         try:
             await self._slots.acquire()

@@ -85,7 +85,7 @@ _Result = TypeVar("_Result")
 
 
 class _Call(NamedTuple):
-    work: Callable[[], Any]
+    work: Callable[[], object]
     answer: Future[Any]
 
 

@@ -12,7 +12,6 @@ import math
 import random
 import secrets
 from collections.abc import Callable, Coroutine
-from typing import Any
 
 from strata.channels.awaiting import Alarm, end_of
 from strata.channels.encryption import EncryptionHook
@@ -72,7 +71,7 @@ class ChannelSession:
         hook: EncryptionHook | None,
         codec: CodecPair,
         rng: random.Random,
-        close_with_node: Callable[[], Coroutine[Any, Any, None]],
+        close_with_node: Callable[[], Coroutine[object, object, None]],
     ) -> None:
         """`channel` is the object that programs use; `close_with_node` closes it when the connection below
         closes. `config` has its sections filled in.
@@ -287,7 +286,7 @@ class ChannelSession:
 
     # Tasks, and the failure of a channel when one of them fails.
 
-    def _begin(self, name: str, work: Coroutine[Any, Any, None], called: str) -> asyncio.Task[None]:
+    def _begin(self, name: str, work: Coroutine[object, object, None], called: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"strata-{name} {self.channel_id}")
         self._called[task] = called
         task.add_done_callback(self._task_ended)

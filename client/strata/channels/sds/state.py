@@ -16,7 +16,7 @@ parts of a participant from all its records.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -236,8 +236,7 @@ class SdsState:
 
     def all(self, kind: type[R]) -> list[R]:
         """All records of a kind."""
-        config: Any = kind.__struct_config__
-        return list(self._tables[config.tag].values())  # type: ignore[arg-type]
+        return list(self._tables[str(kind.__struct_config__.tag)].values())  # type: ignore[arg-type]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SdsState) and self._tables == other._tables

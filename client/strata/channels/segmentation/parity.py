@@ -19,7 +19,8 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Protocol
 
 from strata.protocol.errors import StrataError
 
@@ -53,7 +54,7 @@ class ParityCodec(Protocol):
 
 
 class _Leopard:
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: ModuleType) -> None:
         self._module = module
 
     def encode(self, data: Sequence[bytes], parity_count: int) -> list[bytes]:

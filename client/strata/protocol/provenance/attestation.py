@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from strata.protocol import canonical, fields, ids, packets
 from strata.protocol.canonical import DEEPEST
@@ -122,8 +122,8 @@ def preimage(value: Mapping[str, object]) -> bytes:
 
 def platform_nonce(value: Mapping[str, object]) -> bytes:
     """The nonce of a platform attestation: SHA-256(preimage ‖ first `media_hash`) (R-233, A-078)."""
-    content: Any = value["content"]
-    media = content.get("media") or ()
+    content = cast("dict[str, list[dict[str, str]] | None]", value["content"])
+    media = content.get("media")
     first = media[0].get("media_hash", "") if media else ""
     return hashlib.sha256(preimage(value) + first.encode()).digest()
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import cast
 
 from strata.protocol import canonical, fields
 from strata.protocol.canonical import DEEPEST
@@ -138,7 +138,7 @@ def platform_attested(
     stated = fields.base64url(evidence.get("nonce"), hashlib.sha256().digest_size)
     if verifier is None or not payload or stated != nonce or manifest.author_id != attestation.client_id:
         return False
-    genesis: Any = header.get("genesis_media_hash")
+    genesis = cast("str | None", header.get("genesis_media_hash"))
     claim = EvidenceClaim(
         read_origin(header.get("origin_type")),
         genesis,

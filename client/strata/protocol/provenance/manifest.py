@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn, cast
 
 from strata.protocol import fields
 from strata.protocol.errors import ErrorCode, InvalidPacket
@@ -72,7 +72,7 @@ _OPTIONAL: dict[str, type] = {"description": str, "homepage": str}
 
 def client_keys(manifest: Packet, at: float, clock_skew_seconds: int) -> Iterator[bytes]:
     """The keys with which this client may have signed at `at`, the latest `valid_from` first (R-232)."""
-    entries: Any = manifest.content.get("public_keys") or ()
+    entries = cast("list[object]", manifest.content.get("public_keys") or [])
     keys = (_read_key(entry) for entry in entries)
     active = [key for key in keys if key is not None and key.is_active(at, clock_skew_seconds)]
     active.sort(key=lambda key: key.valid_from, reverse=True)

@@ -12,7 +12,6 @@ import enum
 import inspect
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from strata.tools.conformance.context import Context
 
@@ -26,7 +25,7 @@ __all__ = [
     "Result",
 ]
 
-CheckFunction = Callable[[Context], Coroutine[Any, Any, None]]
+CheckFunction = Callable[[Context], Coroutine[object, object, None]]
 
 SECTIONS = {
     1: "JSON and canonical form",

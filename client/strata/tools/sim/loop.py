@@ -50,10 +50,10 @@ class Process:
         """Virtual seconds that it had slept when it last awoke."""
         self._fell_asleep_at = 0.0
         self._set_aside: list[asyncio.Handle] = []
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks: list[asyncio.Task[object]] = []
         self._many = _FEW_TASKS
 
-    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
         """Run a coroutine in this process."""
         context = contextvars.copy_context()
         context.run(self._current.set, self)
@@ -89,7 +89,7 @@ class Process:
         """Keep a callback until the process is awake."""
         self._set_aside.append(handle)
 
-    def adopt(self, task: asyncio.Task[Any]) -> None:
+    def adopt(self, task: asyncio.Task[object]) -> None:
         """Add a task to this process."""
         if len(self._tasks) >= self._many:
             self._tasks = [each for each in self._tasks if not each.done()]
@@ -230,7 +230,7 @@ def _virtual_loop() -> VirtualLoop:
     return loop
 
 
-def run_virtually(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def run_virtually(work: Callable[[], Coroutine[object, object, T]]) -> T:
     """Run to the end on a new virtual clock.
 
     Raises what the work raises, `Deadlock`, and `AssertionError` for anything that asyncio had to log: an

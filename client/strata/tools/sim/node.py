@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
-from typing import Any
 
 from strata.channels.messaging.emitter import EventEmitter, NamedEvent
 from strata.channels.messaging.node import NodeError, check_content_topic
@@ -267,7 +266,7 @@ class SimNode:
     def _tell(self, event: NamedEvent) -> None:
         self._spawn(self.message_events.emit(event))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
         # The tasks of a node belong to the node's process, whichever process calls it.
         start = asyncio.get_running_loop().create_task if self._process is None else self._process.start
         task = start(work)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -97,7 +96,7 @@ class PlayIntegrityVerifier:
         refuse_evidence("the token is not signed by a known key", "token_signature")
 
 
-def _signing_key(der: bytes) -> tuple[Any, str]:
+def _signing_key(der: bytes) -> tuple[ec.EllipticCurvePublicKey | rsa.RSAPublicKey, str]:
     """A key and the only algorithm for it: the token must not choose how it is checked."""
     key = load_der_public_key(der)
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1):

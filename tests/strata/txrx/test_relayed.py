@@ -23,23 +23,21 @@ from strata.txrx import (
     SendError,
     TxRxClosed,
     TxRxSettings,
-    relayed,
 )
 from strata.txrx.codecs import BytesCodec
 from strata.txrx.frames import SEQUENCE, Ack, Reject, encode_header, encode_response
 from strata.txrx.multipart import frame_of
-from strata.txrx.relayed import (
-    _ANSWER,
-    _BYE,
-    _DATA,
-    _HELLO,
-    _PLACE,
-    _WELCOME,
-    RelayRx,
-    RelayTx,
-    _Line,
-    _message,
-    _read,
+from strata.txrx.relayed import RelayRx, RelayTx, sending
+from strata.txrx.relayed.line import (
+    ANSWER,
+    BYE,
+    DATA,
+    HELLO,
+    PLACE,
+    WELCOME,
+    RelayLine,
+    encode_words,
+    read_words,
 )
 
 from tests.support.virtual_time import virtually
@@ -86,7 +84,7 @@ class Channel:
         return message
 
 
-class Line(_Line):
+class Line(RelayLine):
     """Replaces a relay and a channel on it: a new channel each time it is opened."""
 
     connections = 1
@@ -135,7 +133,7 @@ async def test_what_the_channel_brings_of_others_than_the_members_is_not_handed_
     mallory.to = ours
     bad = sender(mallory)
     returned = bad.try_post(b"let me in")
-    ours.arrived.put_nowait(Message(_message(_HELLO, 7, 1), author=None))
+    ours.arrived.put_nowait(Message(encode_words(HELLO, 7, 1), author=None))
     await asyncio.sleep(0.1)
     assert len(rx._service._open) == 1
     await good.send(b"from a member too")
@@ -363,17 +361,17 @@ class Wire:
         self.receiver = 0
 
     async def hello(self, session: int, stream: int = 1) -> None:
-        self._say(_message(_HELLO, session, stream))
+        self._say(encode_words(HELLO, session, stream))
         self.receiver = (await self.answer())[2]
 
     def piece(self, session: int, stream: int, number: int, data: bytes) -> None:
-        self._say(_message(_DATA, session, self.receiver, _PLACE.pack(stream, number) + data))
+        self._say(encode_words(DATA, session, self.receiver, PLACE.pack(stream, number) + data))
 
     async def answer(self) -> tuple[int, int, int, bytes]:
         """Return kind, session, receiver and the rest of the next answer."""
         message = await self.ours.arrived.get()
         assert isinstance(message, Message)
-        told = _read(message.payload)
+        told = read_words(message.payload)
         assert told is not None
         return told
 
@@ -394,31 +392,31 @@ class Desk:
         """Return kind, session, receiver or stream, and the rest of the sender's next message."""
         message = await self.ours.arrived.get()
         assert isinstance(message, Message)
-        told = _read(message.payload)
+        told = read_words(message.payload)
         assert told is not None
         return told
 
     async def hello(self) -> int:
         """Return the stream of the next Hello."""
         kind, self.session, stream, _ = await self.heard()
-        assert kind == _HELLO
+        assert kind == HELLO
         return stream
 
     async def piece(self) -> tuple[int, int, bytes]:
         """Return stream, number and bytes of the next piece."""
         kind, session, receiver, rest = await self.heard()
-        assert (kind, session, receiver) == (_DATA, self.session, self.receiver)
-        return *_PLACE.unpack_from(rest), rest[_PLACE.size :]
+        assert (kind, session, receiver) == (DATA, self.session, self.receiver)
+        return *PLACE.unpack_from(rest), rest[PLACE.size :]
 
     def say(
         self, kind: int, rest: bytes = b"", session: int | None = None, receiver: int | None = None
     ) -> None:
         session = self.session if session is None else session
         receiver = self.receiver if receiver is None else receiver
-        self._theirs.arrived.put_nowait(Message(_message(kind, session, receiver, rest)))
+        self._theirs.arrived.put_nowait(Message(encode_words(kind, session, receiver, rest)))
 
     def acknowledge(self, sequence: int) -> None:
-        self.say(_ANSWER, encode_response(Ack(sequence)))
+        self.say(ANSWER, encode_response(Ack(sequence)))
 
 
 def framed(number: int, body: bytes) -> bytes:
@@ -454,15 +452,15 @@ async def test_words_that_come_late_or_again_change_nothing() -> None:
         b"hello",
         b"STRX",
         b"STRX\x02" + bytes(7),
-        _message(_HELLO, 7, 9).replace(b"STRX", b"OTHR"),
-        _message(_DATA, 7, 0),
-        _message(_DATA, 7, 0, bytes(15)),
-        _message(_DATA, 8, 0, bytes(16)),
-        _message(_ANSWER, 7, 0),
-        _message(_ANSWER, 7, 0, b"no frame"),
-        _message(_WELCOME, 7, 0),
-        _message(_BYE, 8, 0),
-        _message(200, 7, 0, bytes(16)),
+        encode_words(HELLO, 7, 9).replace(b"STRX", b"OTHR"),
+        encode_words(DATA, 7, 0),
+        encode_words(DATA, 7, 0, bytes(15)),
+        encode_words(DATA, 8, 0, bytes(16)),
+        encode_words(ANSWER, 7, 0),
+        encode_words(ANSWER, 7, 0, b"no frame"),
+        encode_words(WELCOME, 7, 0),
+        encode_words(BYE, 8, 0),
+        encode_words(200, 7, 0, bytes(16)),
     ],
 )
 async def test_what_others_say_on_the_topic_is_no_harm(stranger: bytes) -> None:
@@ -489,17 +487,17 @@ async def test_a_sender_goes_by_what_its_own_receiver_says_to_it() -> None:
     async with asyncio.timeout(5):
         first = tx.try_post(b"one")
         await desk.hello()
-        desk.say(_WELCOME, session=desk.session ^ 1, receiver=1)
-        for kind in (_HELLO, _DATA, _BYE):
+        desk.say(WELCOME, session=desk.session ^ 1, receiver=1)
+        for kind in (HELLO, DATA, BYE):
             desk.say(kind, receiver=1)
-        desk.say(_ANSWER, rejected)  # no one is its receiver yet
-        desk.say(_WELCOME)
+        desk.say(ANSWER, rejected)  # no one is its receiver yet
+        desk.say(WELCOME)
         assert await desk.piece() == (1, 0, encode_header(desk.session) + framed(0, b"one"))
-        desk.say(_WELCOME)  # the answer to a repeated Hello
-        desk.say(_WELCOME, receiver=1)  # from a second receiver
-        desk.say(_ANSWER, rejected, receiver=1)
-        desk.say(_ANSWER, rejected, session=desk.session ^ 1)
-        for kind in (_HELLO, _DATA, _BYE):
+        desk.say(WELCOME)  # the answer to a repeated Hello
+        desk.say(WELCOME, receiver=1)  # from a second receiver
+        desk.say(ANSWER, rejected, receiver=1)
+        desk.say(ANSWER, rejected, session=desk.session ^ 1)
+        for kind in (HELLO, DATA, BYE):
             desk.say(kind, rejected)
         await asyncio.sleep(0.05)
         assert not first.settled and not tx.status().value.closed
@@ -510,7 +508,7 @@ async def test_a_sender_goes_by_what_its_own_receiver_says_to_it() -> None:
         desk.acknowledge(1)
         assert await second is None
     assert await tx.close() == []
-    assert (await desk.heard())[0] == _BYE
+    assert (await desk.heard())[0] == BYE
 
 
 @pytest.mark.slow
@@ -524,11 +522,11 @@ async def test_a_late_welcome_of_a_receiver_that_another_has_followed_counts_if_
     async with asyncio.timeout(7):
         first = tx.try_post(b"one")
         await desk.hello()
-        desk.say(_WELCOME, session=0)
-        desk.say(_WELCOME, receiver=1)
+        desk.say(WELCOME, session=0)
+        desk.say(WELCOME, receiver=1)
         await desk.hello()
         if answers:
-            desk.say(_WELCOME)
+            desk.say(WELCOME)
         else:
             desk.receiver = 1
         assert await desk.piece() == (1, 0, encode_header(desk.session) + framed(0, b"one"))
@@ -541,18 +539,18 @@ async def test_a_late_welcome_of_a_receiver_that_another_has_followed_counts_if_
 async def test_a_receiver_beside_a_silent_one_is_found_in_short_attempts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(relayed, "_HELLO_SECONDS", 0.3)
+    monkeypatch.setattr(sending, "_HELLO_SECONDS", 0.3)
     theirs = Channel()
     tx = sender(theirs, settings=TxRxSettings(message_delivery_timeout=2.0, connect_timeout=0.1))
     desk = Desk(theirs, receiver=1)
     async with asyncio.timeout(5):
         message = tx.try_post(b"message")
         await desk.hello()
-        desk.say(_WELCOME, session=0, receiver=77)  # it began last, and is gone
-        desk.say(_WELCOME)
-        while (told := await desk.heard())[0] == _HELLO:
+        desk.say(WELCOME, session=0, receiver=77)  # it began last, and is gone
+        desk.say(WELCOME)
+        while (told := await desk.heard())[0] == HELLO:
             pass
-        assert told[:3] == (_DATA, desk.session, desk.receiver)
+        assert told[:3] == (DATA, desk.session, desk.receiver)
         desk.acknowledge(0)
         assert await message is None
     await tx.close()
@@ -563,25 +561,25 @@ async def test_a_receiver_beside_a_silent_one_is_found_in_short_attempts(
 async def test_who_began_while_a_sender_asks_anew_is_not_forgotten_at_its_next_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(relayed, "_HELLO_SECONDS", 0.3)
+    monkeypatch.setattr(sending, "_HELLO_SECONDS", 0.3)
     theirs = Channel()
     tx, desk = sender(theirs), Desk(theirs)
     async with asyncio.timeout(5):
         first = tx.try_post(b"one")
         await desk.hello()
-        desk.say(_WELCOME)
+        desk.say(WELCOME)
         await desk.piece()
         desk.acknowledge(0)
         assert await first is None
         tx._line.connections += 1  # type: ignore[misc]
         others = [tx.try_post(b"two")]
-        assert (await desk.heard())[0] == _BYE
+        assert (await desk.heard())[0] == BYE
         await desk.hello()
-        tx._hear(_message(_WELCOME, 0, desk.receiver))
+        tx._hear(encode_words(WELCOME, 0, desk.receiver))
         others.append(tx.try_post(b"three"))
-        desk.say(_WELCOME, receiver=1)  # one that was killed, late
+        desk.say(WELCOME, receiver=1)  # one that was killed, late
         await desk.hello()
-        desk.say(_WELCOME)
+        desk.say(WELCOME)
         assert (await desk.piece())[:2] == (2, 0)
         desk.acknowledge(1)
         assert [await each for each in others] == [None, None]
@@ -598,7 +596,7 @@ async def test_a_sender_that_nobody_answers_asks_now_and_then() -> None:
         await asyncio.sleep(0.3)
         assert desk.ours.arrived.empty()
         assert await desk.hello() == 1
-        desk.say(_WELCOME)
+        desk.say(WELCOME)
         assert (await desk.piece())[:2] == (1, 0)
         desk.acknowledge(0)
         assert await message is None
@@ -616,15 +614,15 @@ async def test_a_sender_that_nobody_answers_says_so() -> None:
 
 @pytest.mark.req("T-104")
 async def test_so_many_pieces_are_under_way_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relayed, "_MOST_UNDER_WAY", 4)
-    monkeypatch.setattr(relayed, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(sending, "_MOST_UNDER_WAY", 4)
+    monkeypatch.setattr(sending, "_PIECE_BYTES", 100)
     theirs = Channel()
     tx, desk = sender(theirs), Desk(theirs)
     frames = [framed(number, b"%100d" % number) for number in range(6)]
     async with asyncio.timeout(5):
         messages = [tx.try_post(b"%100d" % number) for number in range(6)]
         await desk.hello()
-        desk.say(_WELCOME)
+        desk.say(WELCOME)
 
         async def pieces(first: int, count: int) -> bytes:
             got = [await desk.piece() for _ in range(count)]
@@ -656,7 +654,7 @@ async def test_a_sender_whose_piece_is_refused_begins_anew_on_the_same_line() ->
     async with asyncio.timeout(10):
         first = tx.try_post(b"one")
         await desk.hello()
-        desk.say(_WELCOME)
+        desk.say(WELCOME)
         await desk.piece()
         desk.acknowledge(0)
         assert await first is None
@@ -664,7 +662,7 @@ async def test_a_sender_whose_piece_is_refused_begins_anew_on_the_same_line() ->
         theirs.refuses = lambda: refusals.pop() if refusals else None
         second = tx.try_post(b"two")
         assert await desk.hello() == 2
-        desk.say(_WELCOME)
+        desk.say(WELCOME)
         assert await desk.piece() == (2, 0, encode_header(desk.session) + framed(1, b"two"))
         desk.acknowledge(1)
         assert await second is None
@@ -690,7 +688,7 @@ async def test_a_relay_that_cannot_be_reached_is_tried_again_and_named_as_the_re
         message = tx.try_post(b"message")
         await desk.hello()
         assert tx._last_failure == "no relay there"
-        desk.say(_WELCOME)
+        desk.say(WELCOME)
         await desk.piece()
         desk.acknowledge(0)
         assert await message is None
@@ -703,7 +701,7 @@ async def test_a_piece_that_is_cut_off_changes_nothing() -> None:
     rx, wire = await receiver(theirs), Wire(theirs)
     async with asyncio.timeout(5):
         await wire.hello(7)
-        theirs.arrived.put_nowait(Message(_message(_DATA, 7, wire.receiver, bytes(15))))
+        theirs.arrived.put_nowait(Message(encode_words(DATA, 7, wire.receiver, bytes(15))))
         wire.piece(7, 1, 0, encode_header(7) + framed(0, b"one"))
         assert await rx.recv() == b"one"
     await rx.join()
@@ -750,7 +748,7 @@ async def test_a_message_may_stop_half_way_for_as_long_as_its_sender_waits_for_i
 async def test_a_message_of_more_pieces_than_the_channel_takes_goes_as_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(relayed, "_FULL_SECONDS", 0.005)
+    monkeypatch.setattr(sending, "FULL_SECONDS", 0.005)
     ours, theirs = Channel(), Channel()
     joined(ours, theirs)
     tx, rx = sender(ours), await receiver(theirs)
@@ -781,7 +779,7 @@ async def test_a_message_of_more_pieces_than_the_channel_takes_goes_as_there_is_
 async def test_a_message_of_which_the_channel_took_a_part_alone_is_not_delivered(
     monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:
-    monkeypatch.setattr(relayed, "_FULL_SECONDS", 0.005)
+    monkeypatch.setattr(sending, "FULL_SECONDS", 0.005)
     theirs = Channel()
     tx, desk = sender(theirs), Desk(theirs)
     async with asyncio.timeout(10):
@@ -789,7 +787,7 @@ async def test_a_message_of_which_the_channel_took_a_part_alone_is_not_delivered
         await desk.hello()
         rooms = iter(range(taken))
         theirs.refuses = lambda: None if next(rooms, None) is not None else OutgoingFull("too many await it")
-        desk.say(_WELCOME)
+        desk.say(WELCOME)
         errors = [await post for post in posts]
     assert [error.delivery for error in errors if error is not None] == [
         DeliveryStatus.UNKNOWN if taken else DeliveryStatus.NOT_DELIVERED,

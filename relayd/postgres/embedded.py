@@ -328,6 +328,7 @@ class EmbeddedPostgres:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=fds,
+                start_new_session=True,  # Ctrl-C is for the relay, which stops once this is done
                 timeout=self._start_timeout,
                 check=False,
             )

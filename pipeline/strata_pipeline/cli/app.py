@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -28,6 +28,9 @@ from strata.protocol.sentences import sentence
 
 from strata_pipeline.errors import LogUnavailable, PipelineError, UsageError
 from strata_pipeline.lake.stores.schemes import is_object_place, not_on_a_disk
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = [
     "LONGEST_GRACE",
@@ -46,6 +49,7 @@ __all__ = [
     "named",
     "reachable",
     "say",
+    "session_on",
     "spark_conf",
 ]
 
@@ -166,6 +170,22 @@ def spark_conf(pairs: list[str] | None) -> dict[str, str]:
             raise UsageError(f"--conf {pair}: KEY=VALUE is needed")
         settings[key.strip()] = value
     return settings
+
+
+@contextmanager
+def session_on(lake: str, name: str, master: str | None, conf: list[str] | None) -> Iterator[SparkSession]:
+    """A Spark session for a job on the lake at this place.
+
+    A lake that is not there is told before Spark starts, which takes seconds. Raises `LakeError`, and what
+    `open_session` raises.
+    """
+    from strata_pipeline.lake.places import require_lake
+    from strata_pipeline.session import open_session
+
+    settings = spark_conf(conf)
+    require_lake(lake)
+    with open_session(name, master=master, conf=settings) as spark:
+        yield spark
 
 
 def say(text: str, as_json: bool, **members: object) -> None:

@@ -18,7 +18,7 @@ from strata_pipeline.cli.app import (
     Master,
     SparkConf,
     failures_told,
-    spark_conf,
+    session_on,
 )
 from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.cli.tips import read_tip, write_tip
@@ -88,7 +88,6 @@ def audit_command(
     only a whole audit reads the older files again.
     """
     from strata_pipeline.jobs.audit import audit
-    from strata_pipeline.session import open_session
 
     with failures_told():
         if since is not None and tip_file is not None:
@@ -103,7 +102,7 @@ def audit_command(
         with (
             watched(command, lake, metrics_file) as metrics,
             contextlib.nullcontext(since if tip_file is None else read_tip(tip_file)) as begin,
-            open_session("audit", master=master, conf=spark_conf(conf)) as spark,
+            session_on(lake, "audit", master, conf) as spark,
             steps_shown("auditing", json, spark) as show,
         ):
 

@@ -16,7 +16,7 @@ from strata_pipeline.cli.app import (
     day_given,
     failures_told,
     say,
-    spark_conf,
+    session_on,
 )
 from strata_pipeline.cli.progress import steps_shown
 
@@ -71,12 +71,11 @@ def compact_command(
     With `--day`, files whose statistics are false (`audit` says `file: statistics`) are repaired.
     """
     from strata_pipeline.jobs.compact import compact
-    from strata_pipeline.session import open_session
 
     with failures_told():
         again = [day_given("--day", each) for each in day or ()]
         with (
-            open_session("compact", master=master, conf=spark_conf(conf)) as spark,
+            session_on(lake, "compact", master, conf) as spark,
             steps_shown("compacting", json, spark) as show,
         ):
 

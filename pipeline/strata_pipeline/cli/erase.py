@@ -16,7 +16,7 @@ from strata_pipeline.cli.app import (
     Url,
     failures_told,
     say,
-    spark_conf,
+    session_on,
 )
 from strata_pipeline.cli.progress import steps_shown
 
@@ -66,9 +66,8 @@ def erase_command(
     period, by the next erase or compact.
     """
     from strata_pipeline.jobs.erase import erase
-    from strata_pipeline.session import open_session
 
-    with failures_told(), open_session("erase", master=master, conf=spark_conf(conf)) as spark:
+    with failures_told(), session_on(lake, "erase", master, conf) as spark:
         with steps_shown("erasing", json, spark) as show:
 
             def progress(done: ErasedFrom) -> None:

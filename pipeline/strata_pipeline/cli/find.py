@@ -10,7 +10,7 @@ from strata.protocol.fields import is_content_id
 from strata.protocol.ids import is_did
 from strata.protocol.places import place_line
 
-from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, spark_conf
+from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, session_on
 from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.errors import UsageError
 
@@ -50,7 +50,6 @@ def find_command(
     there, or if a damaged row cannot be named.
     """
     from strata_pipeline.jobs.find import Searched, find
-    from strata_pipeline.session import open_session
 
     with failures_told():
         ids = [name.lower() for name in packet_ids or []]
@@ -58,7 +57,7 @@ def find_command(
         _check(ids, dids)
         searched = Searched()
         with (
-            open_session("find", master=master, conf=spark_conf(conf)) as spark,
+            session_on(lake, "find", master, conf) as spark,
             steps_shown("looking for packets", json, spark),
         ):
             for place in find(spark, lake, searched, authors=dids, packet_ids=ids):

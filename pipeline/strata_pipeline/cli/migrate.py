@@ -15,7 +15,7 @@ from strata_pipeline.cli.app import (
     SparkConf,
     failures_told,
     say,
-    spark_conf,
+    session_on,
 )
 from strata_pipeline.cli.progress import steps_shown
 
@@ -44,9 +44,8 @@ def migrate_command(
     findings, nothing is changed. The tip changes; the old manifests stay in _aside.
     """
     from strata_pipeline.jobs.migrate import migrate_lake
-    from strata_pipeline.session import open_session
 
-    with failures_told(), open_session("migrate-lake", master=master, conf=spark_conf(conf)) as spark:
+    with failures_told(), session_on(lake, "migrate-lake", master, conf) as spark:
         with steps_shown("migrating", json, spark) as progress:
             done = migrate_lake(spark, lake, url=database_url, bootstrap=bootstrap_file, progress=progress)
     text = f"{done.batches:,} batches are of format 2 now; the tip was {done.tip_before} and is {done.tip}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, session_on
 from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.cli.report_parts import Days, Output, print_row, print_table
 from strata_pipeline.reports.reliability import ReliabilityFigures
@@ -29,9 +29,8 @@ def reliability_command(
     changed.
     """
     from strata_pipeline.jobs.reliability import reliability
-    from strata_pipeline.session import open_session
 
-    with failures_told(), open_session("reliability", master=master, conf=spark_conf(conf)) as spark:
+    with failures_told(), session_on(lake, "reliability", master, conf) as spark:
         with steps_shown("reliability", json, spark) as progress:
             figures = reliability(spark, lake, days=days, output=output, progress=progress)
     if json:

@@ -15,7 +15,7 @@ from strata_pipeline.cli.app import (
     failures_told,
     named,
     say,
-    spark_conf,
+    session_on,
 )
 from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.cli.report_parts import Days
@@ -54,9 +54,8 @@ def report_command(
     days that are new or have grown. Reports of traffic, trust and reliability in the same folder are linked.
     """
     from strata_pipeline.jobs.report import report
-    from strata_pipeline.session import open_session
 
-    with failures_told(), open_session("report", master=master, conf=spark_conf(conf)) as spark:
+    with failures_told(), session_on(lake, "report", master, conf) as spark:
         with steps_shown("report", json, spark) as progress:
             done = report(spark, lake, output, days=days, scores=scores, progress=progress)
     text = f"{done.packets:,} packets in {done.days:,} days, {done.counted:,} of these read now"

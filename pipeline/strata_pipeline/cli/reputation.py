@@ -56,11 +56,12 @@ def reputation_command(
 
     The scores cover seven days and follow the formula that every client uses.
     """
-    from strata_pipeline.jobs.reputation import reputation
+    from strata_pipeline.jobs.reputation import reputation, require_probes
     from strata_pipeline.session import open_session
 
     with failures_told():
         moment = _moment(at)
+        require_probes(probes)  # before Spark starts, which takes seconds
         with (
             open_session("reputation", master=master, conf=spark_conf(conf)) as spark,
             steps_shown("scoring relays", json, spark),

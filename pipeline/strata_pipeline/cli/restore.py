@@ -15,7 +15,7 @@ from strata_pipeline.cli.app import (
     day_given,
     failures_told,
     say,
-    spark_conf,
+    session_on,
 )
 from strata_pipeline.cli.progress import rows_shown
 
@@ -54,12 +54,11 @@ def restore_command(
     log_terms from a backup before the restore.
     """
     from strata_pipeline.jobs.restore import restore
-    from strata_pipeline.session import open_session
 
     with failures_told():
         last_day = None if until is None else day_given("--until", until)
         with (
-            open_session("restore", master=master, conf=spark_conf(conf)) as spark,
+            session_on(lake, "restore", master, conf) as spark,
             rows_shown("restoring", json) as show,
         ):
 

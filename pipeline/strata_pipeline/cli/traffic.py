@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, session_on
 from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.cli.report_parts import Days, Output, print_row, print_table
 from strata_pipeline.errors import UsageError
@@ -93,7 +93,6 @@ def traffic_command(
     that an operator wrote there stay as they are.
     """
     from strata_pipeline.jobs.traffic import TrafficOptions, traffic
-    from strata_pipeline.session import open_session
 
     with failures_told():
         if load_abuse and not database_url:
@@ -104,7 +103,7 @@ def traffic_command(
             Thresholds(burst_hours, limit_copies, block_copies, copies_share, verdict_hours),
         )
         with (
-            open_session("traffic", master=master, conf=spark_conf(conf)) as spark,
+            session_on(lake, "traffic", master, conf) as spark,
             steps_shown("traffic", json, spark) as progress,
         ):
             figures = traffic(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, session_on
 from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.cli.report_parts import Output, print_row, print_table
 from strata_pipeline.reports.text import count_text, shortened
@@ -26,9 +26,8 @@ def trust_command(
     well: the next run into the same folder reads only days that are new or have changed.
     """
     from strata_pipeline.jobs.trust import trust
-    from strata_pipeline.session import open_session
 
-    with failures_told(), open_session("trust", master=master, conf=spark_conf(conf)) as spark:
+    with failures_told(), session_on(lake, "trust", master, conf) as spark:
         with steps_shown("trust", json, spark) as progress:
             figures = trust(spark, lake, output=output, progress=progress)
     if json:

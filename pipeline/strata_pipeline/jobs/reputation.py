@@ -28,7 +28,7 @@ from strata_pipeline.jobs.tables import keep, write_frames
 from strata_pipeline.schemas import schema
 from strata_pipeline.transforms.reputation import FUTURE, OLD, read_probes, relay_scores
 
-__all__ = ["Scored", "reputation"]
+__all__ = ["Scored", "reputation", "require_probes"]
 
 _FILES = "{*.jsonl,*.jsonl.gz,*.jsonl.bz2,*.jsonl.zst}"
 _HAS_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://").match
@@ -51,6 +51,18 @@ class Scored:
     """Rows of `RelayScores`, the best first."""
 
 
+def require_probes(probes: str | Path) -> None:
+    """Raise `UsageError` if the logs should be in a folder of this machine that is none."""
+    if _is_local(probes) and not Path(probes).is_dir():
+        raise UsageError(
+            f"{probes} is not a folder; put there what `strata relays export` prints, as *.jsonl"
+        )
+
+
+def _is_local(probes: str | Path) -> bool:
+    return not _HAS_SCHEME(str(probes))
+
+
 def reputation(
     spark: SparkSession, probes: str | Path, *, at: float | None = None, output: str | Path | None = None
 ) -> Scored:
@@ -61,11 +73,8 @@ def reputation(
     stay in `output/relay_score_history`. Raises `UsageError` if the folder is missing or the output cannot
     be written, and `PipelineError` if the logs cannot be read.
     """
-    is_local = not _HAS_SCHEME(str(probes))
-    if is_local and not Path(probes).is_dir():
-        raise UsageError(
-            f"{probes} is not a folder; put there what `strata relays export` prints, as *.jsonl"
-        )
+    require_probes(probes)
+    is_local = _is_local(probes)
     now = time.time() if at is None else at
     with translate_failures("reading probe logs"):
         # As bytes, because a damaged line need not be UTF-8.

@@ -47,13 +47,19 @@ class Lake(LakeLayout):
     @classmethod
     def open(cls, path: str | Path) -> Lake:
         """The lake in a folder, for reading; its chain is checked. Raises `LakeError`, `UsageError`."""
+        lake = cls.found(path)
+        lake.load()
+        return lake
+
+    @classmethod
+    def found(cls, path: str | Path) -> Lake:
+        """The lake in a folder, not read yet. Raises `LakeError` if there is none, `UsageError`."""
         lake = cls(_local(path))
         if not lake.manifests_folder.is_dir():
             advice = ", bring it back from a copy" if lake.packets.is_dir() else ""
             raise LakeError(
                 f"there is no lake in {lake.root}: {lake.manifests_folder.name} is missing{advice}"
             )
-        lake.load()
         return lake
 
     @classmethod

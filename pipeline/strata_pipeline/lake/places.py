@@ -10,7 +10,7 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.stores.schemes import is_object_place
 
-__all__ = ["AnyLake", "open_lake", "write_lake"]
+__all__ = ["AnyLake", "open_lake", "require_lake", "write_lake"]
 
 AnyLake: TypeAlias = Lake | ObjectLake
 
@@ -21,6 +21,12 @@ def open_lake(place: str | Path) -> AnyLake:
     Raises `LakeError`, `ObjectStoreError`, `UsageError`.
     """
     return ObjectLake.open(str(place)) if is_object_place(place) else Lake.open(place)
+
+
+def require_lake(place: str) -> None:
+    """Raise `LakeError` if no lake is at a place on a disk; a bucket is asked when its lake is opened."""
+    if not is_object_place(place):
+        Lake.found(place)
 
 
 def write_lake(place: str | Path, *, copying: bool = False) -> AbstractContextManager[AnyLake]:

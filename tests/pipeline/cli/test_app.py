@@ -59,6 +59,43 @@ def test_a_wrong_name_is_answered_with_the_nearest(arguments, nearest):
     assert done.exit_code == 2 and nearest in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["audit"],
+        ["compact"],
+        ["find", "0x" + "ab" * 32],
+        ["erase", "--database-url", "postgresql://127.0.0.1:1/x"],
+        ["reliability"],
+        ["traffic"],
+        ["trust"],
+        ["restore", "--database-url", "postgresql://127.0.0.1:1/x"],
+        ["migrate-lake"],
+        ["report", "--output", "pages"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_lake_that_is_not_there_is_told_before_spark_starts(words, tmp_path, monkeypatch):
+    """On a busy machine that takes a minute."""
+
+    def open_session(*_: object, **__: object):
+        raise AssertionError("Spark starts")
+
+    monkeypatch.setattr("strata_pipeline.session.open_session", open_session)
+    monkeypatch.chdir(tmp_path)
+    done = pipeline(*words, "--lake", "nowhere")
+    assert done.exit_code == 1 and not done.stdout
+    told = f"strata-pipeline: there is no lake in {tmp_path}/nowhere: _manifests is missing\n"
+    assert done.stderr == told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_probe_logs_that_is_none_is_told_before_spark_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr("strata_pipeline.session.open_session", None)
+    done = pipeline("reputation", "--probes", str(tmp_path / "nowhere"))
+    assert done.exit_code == 2 and "nowhere is not a folder; put there what" in done.stderr
+
+
 def test_whose_tombstones_count_is_said_by_a_did():
     done = pipeline("audit", "--lake", "nowhere", "--relay", "wss://relay.example")
     assert done.exit_code == 2 and "--relay takes a DID" in done.stderr

@@ -818,7 +818,7 @@ async def test_a_message_that_the_channel_could_not_store_is_not_delivered(
         post = tx.try_post(b"small")
         await desk.hello()
         theirs.refuses = lambda: error
-        desk.say(_WELCOME)
+        desk.say(WELCOME)
         returned = await post
     assert returned is not None and returned.delivery is delivery
     await tx.close()

@@ -61,11 +61,15 @@ _LABELS = ("command", "lake")
 class JobMetrics:
     """The series of one command and one lake.
 
-    `write` writes `file`. Raises `UsageError` if it cannot be written, so that a mistake in the command is
-    reported at once.
+    `write` writes `file`. Raises `UsageError` if it cannot be written, or if node_exporter would not read it,
+    so that a mistake in the command is reported at once.
     """
 
     def __init__(self, command: str, lake: str, file: Path | None = None) -> None:
+        if file is not None and file.suffix != ".prom":
+            raise UsageError(
+                f"--metrics-file {file}: node_exporter reads only files whose name ends with .prom"
+            )
         self.registry = CollectorRegistry()
         self._file = file
         self._lake = None if is_object_place(lake) else Path(lake.removeprefix("file://")).absolute()

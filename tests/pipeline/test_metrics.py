@@ -97,6 +97,14 @@ def test_files_of_several_commands_lie_beside_each_other(tmp_path):
     assert findings["strata_audit_findings/erasure"] == 4
 
 
+@pytest.mark.parametrize("name", ["archive.txt", "archive", "archive.prom.old", ".prom"])
+def test_a_file_that_no_collector_would_read_is_a_mistake_at_the_start(tmp_path, name):
+    """Alerts on metrics that nobody reads would never fire."""
+    with pytest.raises(UsageError, match=r"--metrics-file .*\.prom"):
+        JobMetrics("archive", "lake", tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
 def test_metrics_that_cannot_be_written_are_a_mistake_at_the_start_and_no_reason_to_stop_later(
     tmp_path, capsys
 ):

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-__all__ = ["joined_in_place", "parallelism", "planned", "shuffled_once"]
+__all__ = ["joined_in_place", "packed", "parallelism", "planned", "shuffled_once"]
 
 _SHUFFLED = "spark.sql.shuffle.partitions"
 _CLEANED = "spark.sql.classic.shuffleDependency.fileCleanup.enabled"
 _BY_ALL_KEYS = "spark.sql.requireAllClusterKeysForCoPartition"
+_OPENING = "spark.sql.files.openCostInBytes"
+_OPENING_BYTES = 2**16
 _PARTITION_ROWS = 300_000
 """About 200 bytes of each row are shuffled: a partition of 60 MB is sorted and aggregated in memory."""
 _MOST_PARTITIONS = 100_000
@@ -36,6 +38,17 @@ def planned(spark: SparkSession, rows: int) -> Iterator[None]:
     """
     most = min(_MOST_PARTITIONS, -(-rows // _PARTITION_ROWS))
     with _setting(spark, _SHUFFLED, str(max(int(spark.conf.get(_SHUFFLED) or 0), most))):
+        yield
+
+
+@contextlib.contextmanager
+def packed(spark: SparkSession) -> Iterator[None]:
+    """Within the block, a task reads as many small files as there are for each core.
+
+    Spark takes opening a file for as much work as reading 4 MiB, so a day of small batches makes a task of
+    each 32 files. For tasks that connect to a database, that is too few.
+    """
+    with _setting(spark, _OPENING, str(_OPENING_BYTES)):
         yield
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import strata_pipeline
 from pyspark.sql import functions as F
+from strata_pipeline.datasets import Packets
 from strata_pipeline.datasets.channels import ChannelPackets
 from strata_pipeline.datasets.traffic import Abuse, AuthorHours, NearDuplicates, Seconds, Texts
-from strata_pipeline.errors import UsageError
+from strata_pipeline.errors import LakeError, UsageError
+from strata_pipeline.jobs.restore import restore
 from strata_pipeline.jobs.tables import check_output, tables_of, write_page, writing
 from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
@@ -115,6 +117,22 @@ def test_a_shuffle_has_partitions_for_the_rows_that_there_are(spark):
     with pytest.raises(ZeroDivisionError), planned(spark, 10**9):
         raise ZeroDivisionError
     assert spark.conf.get(name) == before and parallelism(spark) == 2
+
+
+def test_a_task_of_a_restore_reads_many_small_files(spark, log_url, tmp_path, monkeypatch):
+    for number in range(1, 37):
+        write_batch(tmp_path, [2 * number, 2 * number + 1])
+    parts: list[int] = []
+    real = restoring_rows.stage_packets
+
+    def counted(packets: Packets, *others: Any) -> Any:
+        parts.append(packets.frame.rdd.getNumPartitions())
+        return real(packets, *others)
+
+    monkeypatch.setattr("strata_pipeline.jobs.restore.stage_packets", counted)
+    with pytest.raises(LakeError, match="does not hold"):  # these bodies are no packets
+        restore(spark, log_url, tmp_path)
+    assert parts[0] <= 2, "for two cores, and not one for 32 of 72 files"
 
 
 def test_keys_are_read_for_a_share_of_the_authors_at_a_time(spark):

@@ -43,6 +43,7 @@ from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.lake.witnesses import Times
 from strata_pipeline.log import restoring
 from strata_pipeline.log.restoring import Head
+from strata_pipeline.planning import packed
 from strata_pipeline.transforms.emptying import read_aside
 from strata_pipeline.transforms.restoring import stage_packets, staged_aside
 
@@ -193,7 +194,7 @@ def _stage(
     after, up_to = max(batch.span.after, head.sequence), batch.span.up_to
     frame = Packets.of_batch(spark, lake, batch).frame
     packets = Packets(frame.where((F.col("sequence") > after) & (F.col("sequence") <= up_to)))
-    with translate_failures("restoring"):
+    with packed(spark), translate_failures("restoring"):
         faults = stage_packets(packets, url, table, batch.manifests[0].number, times).collect()
     if faults:
         first = min(faults, key=lambda fault: fault.sequence)

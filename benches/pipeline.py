@@ -10,6 +10,7 @@ follow      the same for its one dear task alone, without Spark
 delta       publishing a Delta log, `--commits` times
 finished    the files of a finished day of `--rows`
 executors   the jobs with one executor and with two
+copies      copying and restoring a lake of `--batches` small batches
 
     python -m benches.pipeline [--json] [--rows 1000000] [--most 10000000] [--folder DIR] [source archive …]
     python -m benches.pipeline day --rows 100000000 --folder DIR
@@ -51,6 +52,7 @@ from strata_pipeline.transforms.signatures import SigningKeys, packet_fault
 from benches import (
     pipeline_channel,
     pipeline_cluster,
+    pipeline_copies,
     pipeline_day,
     pipeline_delta,
     pipeline_executors,
@@ -77,6 +79,7 @@ _ASKED_FOR: Mapping[str, _Measured] = {
     "delta": lambda chosen, folder: pipeline_delta.measure(chosen.commits, folder, _say),
     "finished": lambda chosen, folder: pipeline_finished.measure(chosen.rows, folder, _say),
     "executors": lambda chosen, folder: pipeline_executors.measure(chosen.rows, folder, _say),
+    "copies": lambda chosen, folder: pipeline_copies.measure(chosen.batches, folder, _say),
 }
 """Benchmarks that run only where they are named."""
 
@@ -106,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--audited", type=int, default=pipeline_day.AUDITED_ROWS, help="the newest rows of the day, for audit"
     )
+    parser.add_argument("--batches", type=int, default=8_640, help="batches of a finished day (copies)")
     parser.add_argument("--commits", type=int, default=1_000, help="how often to publish (delta)")
     parser.add_argument("--signatures", type=int, default=500_000, help="packets with signatures (audit)")
     parser.add_argument("--most", type=int, default=10_000_000, help="packets in the largest log (memory)")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 
 from benches import (
     pipeline_channel,
+    pipeline_copies,
     pipeline_delta,
     pipeline_finished,
     pipeline_follow,
@@ -155,6 +158,27 @@ def test_the_files_of_a_finished_day_are_counted(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline_finished, "run", in_process)
     files, *_ = pipeline_finished.measure(40, tmp_path, quiet)
     assert files.value == 4 and not list(tmp_path.iterdir())
+
+
+def test_copies_are_measured_and_restores_beside_them(tmp_path, monkeypatch):
+    jobs: list[str] = []
+
+    def in_process(command: list[str]) -> Ran:
+        jobs.append(command[3])
+        if command[3] != "copy":
+            return told_of(command, {})
+        done = CliRunner().invoke(app, command[3:])
+        assert done.exit_code == 0, done.output
+        return Ran(told=done.stdout, seconds=2.0)
+
+    monkeypatch.setattr(pipeline_copies, "run", in_process)
+    database = contextlib.nullcontext(SimpleNamespace(url="postgresql://x"))
+    monkeypatch.setattr(pipeline_copies, "empty_log", lambda folder: database)
+    found = pipeline_copies.measure(8, tmp_path, quiet)
+    twice = ["copy", "copy"]
+    assert jobs == [*twice, "restore", "compact", *twice, *twice] and not list(tmp_path.iterdir())
+    assert [one.value for one in found if one.unit == "batches/s"] == [4.0] * 4
+    assert found[-3].name == "2 batches a day, 4 days, copy"
 
 
 def test_jobs_are_measured_and_have_to_be_exact(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.planning import joined_in_place, parallelism, planned, shuffled_once
 from strata_pipeline.schemas import schema
+from strata_pipeline.transforms import restoring as restoring_rows
 from strata_pipeline.transforms.bursts import find_bursts
 from strata_pipeline.transforms.near_duplicates import find_clusters, find_meetings, find_near_duplicates
 from strata_pipeline.transforms.reliability import find_gaps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from typing import Any
 
 import asyncpg
@@ -17,8 +17,9 @@ from relayd.lineage import KnownLog
 from relayd.store import LogQuery, NewPacket, Store, StoreTimeout, StoreUnavailable, connection
 from relayd.store.columns import string_key
 from relayd.store.connection import ConnectionPool
-from relayd.store.payers import Payer
+from relayd.store.payers import Payer, line_of
 from relayd.store.reader import Reader
+from relayd.store.turns import Turn, Turns
 
 NOW = 1_790_000_000
 READING = "SELECT pid FROM pg_stat_activity WHERE application_name = 'relayd pages' AND state = 'active'"
@@ -427,22 +428,27 @@ LOOK_UPS: dict[str, Callable[[Store, Payer | None], Awaitable[object]]] = {
 
 @pytest.mark.req("R-321")
 @pytest.mark.parametrize("name", LOOK_UPS)
-async def test_many_look_ups_of_one_wait_behind_a_single_one_of_another(store, name):
+async def test_many_look_ups_of_one_wait_behind_a_single_one_of_another(store, name, monkeypatch):
     """Those of the relay itself, such as the feed's, have no payer and wait no longer either."""
-    look_up, done, dear = LOOK_UPS[name], list[str](), Reading()
+    look_up, begun = LOOK_UPS[name], list[Hashable]()
+    dear, one, another = Reading(), Reading(), Reading()
+    begin = Turns.begin
 
-    async def ask(who: str, payer: Payer | None) -> None:
-        await look_up(store, payer)
-        done.append(who)
+    def begin_and_note(turns: Turns) -> Turn | None:
+        turn = begin(turns)
+        if turn is not None:
+            begun.append(turn.line.payer)
+        return turn
 
     async with contextlib.AsyncExitStack() as lent:
         for pool in (store._reader._lookups, store._reader._lookups, store.identities._budgets):
             await lent.enter_async_context(pool.lease(Reading()))
-        asking = [asyncio.create_task(ask("dear", dear)) for _ in range(16)]
+        # The order in which they begin: how long each takes is the database's affair.
+        monkeypatch.setattr(Turns, "begin", begin_and_note)
+        asking = [asyncio.create_task(look_up(store, dear)) for _ in range(16)]
         await asyncio.sleep(0)
-        asking += [asyncio.create_task(ask(who, Reading())) for who in ("one", "another")]
-        asking.append(asyncio.create_task(ask("own", None)))
+        asking += [asyncio.create_task(look_up(store, payer)) for payer in (one, another, None)]
         await asyncio.sleep(0)
     await asyncio.gather(*asking)
-    assert {"one", "another", "own"} <= set(done[:8])
+    assert {line_of(payer) for payer in (one, another, None)} <= set(begun[:8])
     assert dear.seconds > 0

@@ -42,7 +42,7 @@ async def test_publishing_at_three_and_reading_at_three_is_one_log(relays):
     filters = {"authors": [identity.did]}
     packets = [make(identity, n=n) for n in range(600)]
     shared = packets[:60]  # every relay gets these
-    # The rest comes once all have subscribed: what is stored before is history, of which some get 500 at most.
+    # The rest comes once all have subscribed: of what is stored before, some readers get 500 at most.
     subscribed = asyncio.Barrier(9)
 
     async def publish(relay: RelayProcess, share: list) -> None:

@@ -445,9 +445,9 @@ async def test_many_look_ups_of_one_wait_behind_a_single_one_of_another(store, n
             await lent.enter_async_context(pool.lease(Reading()))
         # The order in which they begin: how long each takes is the database's affair.
         monkeypatch.setattr(Turns, "begin", begin_and_note)
-        asking = [asyncio.create_task(look_up(store, dear)) for _ in range(16)]
+        asking = [asyncio.ensure_future(look_up(store, dear)) for _ in range(16)]
         await asyncio.sleep(0)
-        asking += [asyncio.create_task(look_up(store, payer)) for payer in (one, another, None)]
+        asking += [asyncio.ensure_future(look_up(store, payer)) for payer in (one, another, None)]
         await asyncio.sleep(0)
     await asyncio.gather(*asking)
     assert {line_of(payer) for payer in (one, another, None)} <= set(begun[:8])

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import relayd
 from relayd.access.gate import RequestHeaders
-from relayd.responses import Response, items_of
+from relayd.responses import Response, items_of, unless_known
 
 __all__ = ["FOLDER", "WebConsole"]
 
@@ -99,11 +99,12 @@ class WebConsole:
             "Vary": "Accept-Encoding",
             **_SAFE,
         }
-        if file.tag in items_of(headers.get_all("If-None-Match")):
-            return Response(304, file.content_type, b"", said)  # of whichever encoding the client has
-        if "gzip" in items_of(headers.get_all("Accept-Encoding")):
+        plain = Response(200, file.content_type, file.plain, said)
+        # Both encodings have one tag: a client may have either.
+        answer = unless_known(plain, headers.get_all("If-None-Match"))
+        if answer is plain and "gzip" in items_of(headers.get_all("Accept-Encoding")):
             return Response(200, file.content_type, file.packed, {**said, "Content-Encoding": "gzip"})
-        return Response(200, file.content_type, file.plain, said)
+        return answer
 
     def _sockets(self, headers: RequestHeaders) -> str:
         """Where the page may connect besides `'self'`, which older browsers do not apply to WebSockets.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Self, TypedDict
 
 from strata.protocol import wire
+from strata.protocol.canonical import MAX_SAFE_INTEGER
 from strata.protocol.fields import is_content_id
 from strata.protocol.packets import DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS, Packet
 from strata.relays.arguments import check_authors, check_text, check_whole, texts
@@ -87,8 +88,6 @@ class LogReset:
     """If `cursor` is None, reading continues with packets of this time on, in Unix seconds."""
 
 
-_LATEST: Final = 2**53 - 1
-"""The greatest number of seconds in a message; a relay refuses a greater one."""
 _MOST_EXTENSIONS: Final = 256
 LONGEST_NAME: Final = 128
 """The longest name of an extension or code that is accepted, in characters; no real one is longer."""
@@ -213,7 +212,7 @@ class Query:
         for name in ("since", "until", "received_since", "received_until", "cursor_fallback_since"):
             at = getattr(self, name)
             check_whole(name, at, "Unix seconds")
-            if at is not None and not -_LATEST <= at <= _LATEST:
+            if at is not None and abs(at) > MAX_SAFE_INTEGER:  # no message can hold it
                 raise ValueError(f"{name} must be Unix seconds, and no time is {at}")
         check_whole("limit", self.limit, "a number of packets")
         check_text("cursor", self.cursor)

@@ -13,8 +13,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from strata import _renamed
-
 if TYPE_CHECKING:
     from strata.channels.connecting import Pool, Relay, connect, connect_pool
     from strata.channels.nodes import NodeConfig, create_node
@@ -176,15 +174,10 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
-_renamed.install()
-
-
 if not TYPE_CHECKING:  # otherwise a type checker would accept a misspelt name, as Any
 
     def __getattr__(name: str) -> Any:
         home = _HOME_OF.get(name)
-        if home is None and f"{__name__}.{name}" in _renamed.OLD_MODULES:
-            return importlib.import_module(f"{__name__}.{name}")
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(importlib.import_module(home), name)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import strata
-from strata import _renamed
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -139,31 +138,3 @@ def test_the_notice_names_what_relays_see_and_promises_nothing():
     for seen in ("network address", "filters", "author, type, time", "size", "authenticate", "limit"):
         assert seen in " ".join(notice.split())
     assert "does not make your metadata private" in " ".join(notice.split())
-
-
-@pytest.mark.parametrize("old", sorted(_renamed.OLD_MODULES))
-def test_the_paths_of_before_the_rings_lead_to_the_new_modules(old):
-    before, now = importlib.import_module(old), importlib.import_module(_renamed.OLD_MODULES[old])
-    for name in now.__all__:
-        assert getattr(before, name) is getattr(now, name)
-
-
-@pytest.mark.parametrize("old", sorted(_renamed.OLD_NAMES))
-def test_a_name_of_before_leads_to_the_class_of_today(old):
-    new = importlib.import_module(old).__dict__["_new"]
-    for before, now in _renamed.OLD_NAMES[old].items():
-        assert getattr(importlib.import_module(old), before) is getattr(importlib.import_module(new), now)
-
-
-def test_what_stood_below_an_old_path_is_found_there_too():
-    module = importlib.import_module("strata.relay.options")
-    assert module.Options is strata.Options
-    assert importlib.import_module("strata.relay").connect is strata.connect
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("strata.relay.nonsense")
-
-
-def test_an_old_path_runs_as_a_program():
-    command = [sys.executable, "-m", "strata.cli", "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT / "client")
-    assert "publish" in shown.stdout

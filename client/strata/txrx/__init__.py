@@ -91,9 +91,6 @@ __all__ = [
 
 M = TypeVar("M")
 
-ChannelSettings = TxRxSettings
-"""The former name of `TxRxSettings`."""
-
 
 async def dial(
     address: Address | str,

@@ -104,7 +104,3 @@ def _families(
         for address, those in sorted(by_address.items()):
             gauge.add_metric([address], sum(map(read, those)))
         yield gauge
-
-
-ChannelMetrics = TxRxMetrics
-"""The former name of `TxRxMetrics`."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from strata.protocol.errors import InvalidPacket
-from strata.protocol.ids import public_key_from_did
+from strata.protocol.ids import public_key_from_did, verify
 from strata.protocol.keys import IDENTITY_TYPES, KeyChain, KeyRules
 from strata.protocol.packets import Packet
 from strata.relays.bootstrap import Bootstrap, read_bootstrap
@@ -27,7 +27,6 @@ from strata_pipeline.bodies import read_body, signed_bytes
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import UsageError
 from strata_pipeline.lake.witnesses import ReceivedAt, as_received
-from strata_pipeline.transforms import ed25519
 from strata_pipeline.transforms.checking import columns_fault, explain
 
 __all__ = ["AuthorShare", "SigningKeys", "identity_packets", "keys_by_authors", "packet_fault"]
@@ -174,7 +173,7 @@ def packet_fault(
         return fault
     key = keys.plain_key(author_id)
     if signed is not None and key is not None and content_type not in IDENTITY_TYPES:
-        holds = ed25519.verify(key, signed, bytes.fromhex(told.signature[2:]))
+        holds = verify(key, signed, bytes.fromhex(told.signature[2:]))
         return None if holds else ("invalid_signature", "the signature does not verify")
     try:
         keys.verify(Packet.read(body), received_at)

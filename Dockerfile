@@ -8,12 +8,11 @@ WORKDIR /src
 COPY locks/build.txt ./locks/
 RUN python -m venv /opt/build \
  && /opt/build/bin/python -m pip install --quiet --require-hashes -r locks/build.txt
-COPY pyproject.toml README.md LICENSE ./
 COPY client ./client
 COPY relayd ./relayd
 COPY pipeline ./pipeline
 COPY migrations ./migrations
-RUN PATH=/opt/build/bin:$PATH /opt/build/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels .
+RUN PATH=/opt/build/bin:$PATH /opt/build/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels ./client ./relayd ./pipeline
 
 FROM ${PYTHON_IMAGE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
@@ -21,7 +20,7 @@ COPY locks/image.txt /locks/
 RUN python -m venv /opt/relayd \
  && /opt/relayd/bin/python -m pip install --quiet --require-hashes -r /locks/image.txt
 COPY --from=wheel /wheels /wheels
-RUN /opt/relayd/bin/python -m pip install --quiet --no-deps /wheels/*.whl \
+RUN /opt/relayd/bin/python -m pip install --quiet --no-deps /wheels/strata_sdk-*.whl /wheels/relayd-*.whl \
  && /opt/relayd/bin/python -m compileall -q /opt/relayd/lib
 
 FROM ${PYTHON_IMAGE} AS pipeline-build
@@ -30,7 +29,7 @@ COPY locks/pipeline.txt /locks/
 RUN python -m venv /opt/pipeline \
  && /opt/pipeline/bin/python -m pip install --quiet --require-hashes -r /locks/pipeline.txt
 COPY --from=wheel /wheels /wheels
-RUN /opt/pipeline/bin/python -m pip install --quiet --no-deps /wheels/*.whl
+RUN /opt/pipeline/bin/python -m pip install --quiet --no-deps /wheels/strata_sdk-*.whl /wheels/strata_pipeline-*.whl
 
 FROM ${PYTHON_IMAGE} AS pipeline
 LABEL org.opencontainers.image.title="strata-pipeline" \

@@ -106,8 +106,9 @@ screens: $(DEV) $(if $(shell command -v npm),$(WEB)) ## Take pictures of every p
 bench-console: $(DEV) ## Measure the console's page under a flood (ARGS="--seconds 600"; needs Chromium)
 	$(BIN)/python -m tests.support.console_load $(ARGS)
 
-wheel: $(DEV) ## Build the wheel into dist/
-	$(BIN)/hatchling build --target wheel --directory dist
+wheel: $(DEV) ## Build the wheels into dist/
+	@for each in client relayd pipeline testkit; do \
+		(cd $$each && ../$(BIN)/hatchling build --target wheel --directory ../dist) || exit 1; done
 
 # relayd/console is committed, so that only who changes web/ needs Node.
 web: $(WEB) ## Build the TypeScript client, and the console into relayd/console (needs Node 22)
@@ -125,15 +126,17 @@ deploy-test: ## Check the alert rules (needs promtool)
 	promtool check config deploy/prometheus/prometheus.yml deploy/prometheus/prometheus-tls.yml
 	cd deploy/prometheus && promtool test rules alerts_test.yml slow_alerts_test.yml pipeline_alerts_test.yml
 
-# Every lock takes the versions of the largest, so that stages can share .venv.
-COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+# Every lock takes the versions of the largest, so that stages can share .venv. Ours are installed from this checkout.
+OURS = $(foreach each,strata-sdk relayd strata-pipeline strata-testkit,--no-emit-package $(each))
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(OURS) \
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
+PROJECTS = $(foreach each,client relayd pipeline testkit,$(each)/pyproject.toml)
 lock: $(DEV) ## Renew the lock files (LOCKFLAGS="--upgrade" takes the newest versions)
-	$(COMPILE) --extra dev --output-file locks/dev.txt pyproject.toml
-	$(COMPILE) --extra relay --constraint locks/dev.txt --output-file locks/relay.txt pyproject.toml
-	$(COMPILE) --extra relay --extra bus --extra tracing --constraint locks/dev.txt --output-file locks/image.txt pyproject.toml
-	$(COMPILE) --extra pipeline --constraint locks/dev.txt --output-file locks/pipeline.txt pyproject.toml
-	$(COMPILE) --extra docs --constraint locks/dev.txt --output-file locks/docs.txt pyproject.toml
+	$(COMPILE) --all-extras --output-file locks/dev.txt locks/dev.in $(PROJECTS)
+	$(COMPILE) --extra channels --constraint locks/dev.txt --output-file locks/relay.txt relayd/pyproject.toml client/pyproject.toml
+	$(COMPILE) --extra bus --extra tracing --constraint locks/dev.txt --output-file locks/image.txt relayd/pyproject.toml
+	$(COMPILE) --extra spark --constraint locks/dev.txt --output-file locks/pipeline.txt pipeline/pyproject.toml
+	$(COMPILE) --constraint locks/dev.txt --output-file locks/docs.txt locks/docs.in
 	$(COMPILE) --constraint locks/dev.txt --output-file locks/build.txt locks/build.in
 	$(COMPILE) --output-file locks/uv.txt locks/uv.in
 
@@ -144,7 +147,7 @@ $(WEB): web/package-lock.json
 	cd web && npm ci
 	@touch $@
 
-.venv/.%: locks/%.txt locks/build.txt locks/uv.txt pyproject.toml
+.venv/.%: locks/%.txt locks/build.txt locks/uv.txt $(PROJECTS)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with PYTHON=" >&2; exit 1; }
 	@PYTHON="$(PYTHON)" scripts/install.sh $* >&2
 	@touch $@ $(if $(filter dev,$*),.venv/.relay .venv/.pipeline)  # which it holds

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strata.tools.sim import Faults, Simulation, run_virtually
+from strata_testkit.sim import Faults, Simulation, run_virtually
 
 from benches.channel_plot import plot
 from benches.measures import Measure, Progress, percentile

@@ -13,11 +13,16 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "client"), str(HERE.parent / "pipeline")]
+sys.path[:0] = [
+    str(HERE.parent),
+    str(HERE.parent / "client"),
+    str(HERE.parent / "pipeline"),
+    str(HERE.parent / "testkit"),
+]
 
 project = "Strata"
 author = "the relayd authors"
-release = metadata.version("relayd")
+release = metadata.version("strata-sdk")
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["requirements/vectors"]
 html_theme = "shibuya"

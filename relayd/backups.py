@@ -502,7 +502,7 @@ def _find(program: str) -> str:
             return str(path)
     found = shutil.which(program)
     if found is None:
-        raise BackupFailed(f"{program} is not installed: it comes with PostgreSQL, or with relayd[relay]")
+        raise BackupFailed(f"{program} is not installed: it comes with PostgreSQL, or with relayd")
     return found
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the packages of a lock file into .venv, each checked against its hash, and this project as editable:
+# Installs the packages of a lock file into .venv, each checked against its hash, and this checkout's distributions as editable:
 #
 #     scripts/install.sh relay        # locks/relay.txt; `pipeline` and `dev` are the other two
 #
@@ -45,5 +45,5 @@ install() {
 # A lock names every dependency of its packages, so none must be resolved (`--no-deps`).
 echo "Installing $lock into .venv"
 install --no-deps --require-hashes --requirement locks/build.txt --requirement "$lock"
-install --no-deps --no-build-isolation --editable .
+install --no-deps --no-build-isolation --editable ./client --editable ./relayd --editable ./pipeline --editable ./testkit
 rm $unfinished

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PACKAGES = ["client/strata", "relayd", "pipeline/strata_pipeline", "testkit/strata_testkit"]
 CORE_MARK = "# Core: no I/O, no clock, no randomness (held by tests/test_layout.py)."
 IO_MODULES = {
     "asyncio",
@@ -51,7 +52,7 @@ def core_modules() -> list[str]:
     """Every module that declares itself core."""
     return [
         str(path.relative_to(ROOT))
-        for folder in ("client", "relayd")
+        for folder in ("client", "relayd", "testkit")
         for path in sorted((ROOT / folder).rglob("*.py"))
         if CORE_MARK in path.read_text().splitlines()
     ]
@@ -90,7 +91,7 @@ def test_the_library_is_rings_and_relayd_rests_on_the_innermost():
     assert rings["relays"] == {innermost}
 
 
-@pytest.mark.parametrize("package", ["client/strata", "relayd", "pipeline/strata_pipeline"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_two_modules_need_each_other(package):
     """Not even for types or inside a function."""
     folder = ROOT / package
@@ -135,7 +136,6 @@ def test_canonical_form_is_made_in_one_module():
 
 def test_no_handle_of_a_loop_is_asked_for_its_time():
     """If the time is now, uvloop gives a handle without a time: an error once in many days."""
-    simulator = ROOT / "client" / "strata" / "tools" / "sim"  # it has its own loop
     for path in [*(ROOT / "client").rglob("*.py"), *(ROOT / "relayd").rglob("*.py")]:
         asked = [
             node.lineno
@@ -145,7 +145,7 @@ def test_no_handle_of_a_loop_is_asked_for_its_time():
             and node.func.attr == "when"
             and not (node.args or node.keywords)
         ]
-        assert not asked or simulator in path.parents, (path, asked)
+        assert not asked, (path, asked)
 
 
 def test_nothing_is_waited_for_in_a_way_that_forgets_to_end():
@@ -168,7 +168,7 @@ def test_sql_stays_in_the_store():
             assert not used & {"asyncpg", "sqlalchemy", "alembic"}, path
 
 
-@pytest.mark.parametrize("package", ["client/strata", "relayd"])
+@pytest.mark.parametrize("package", ["client/strata", "relayd", "testkit/strata_testkit"])
 def test_every_public_module_says_what_it_exports(package):
     for path in (ROOT / package).rglob("*.py"):
         if path.name.startswith("_") or "_migrations" in path.parts:
@@ -205,7 +205,7 @@ def homes_of_classes(folder: str) -> dict[str, list[str]]:
 def test_a_public_class_has_a_name_of_its_own():
     """One name is one thing in all packages. Only `Closed` is two: an error, and a frame of Tx/Rx."""
     homes: dict[str, list[str]] = {}
-    for package in ("client/strata", "relayd", "pipeline/strata_pipeline"):
+    for package in PACKAGES:
         for name, found in homes_of_classes(package).items():
             homes.setdefault(name, []).extend(found)
     assert {name: found for name, found in homes.items() if len(found) > 1 and name != "Closed"} == {}
@@ -215,7 +215,7 @@ def test_no_literal_is_unpacked_where_its_elements_could_stand():
     """`f(*(a, b))` is `f(a, b)`: that a formatter would use more lines is no reason."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for folder in ("client", "relayd", "pipeline", "tests", "benches", "examples", "scripts")
+        for folder in ("client", "relayd", "pipeline", "testkit", "tests", "benches", "examples", "scripts")
         for path in sorted((ROOT / folder).rglob("*.py"))
         if "*(" in (text := path.read_text()) or "*[" in text  # few need to be parsed
         for node in nodes(path)
@@ -226,7 +226,12 @@ def test_no_literal_is_unpacked_where_its_elements_could_stand():
 
 @pytest.mark.parametrize(
     ("tests", "package"),
-    [("strata", "client/strata"), ("relayd", "relayd"), ("pipeline", "pipeline/strata_pipeline")],
+    [
+        ("strata", "client/strata"),
+        ("relayd", "relayd"),
+        ("pipeline", "pipeline/strata_pipeline"),
+        ("testkit", "testkit/strata_testkit"),
+    ],
 )
 def test_tests_stand_where_their_modules_stand(tests, package):
     """In the folder of the same name, and none with a module's name in a folder above that module's."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from strata.protocol.interrupts import EndsAtOnce
 
 __all__ = ["main"]
@@ -10,7 +12,14 @@ __all__ = ["main"]
 def main() -> None:
     """The entry point of the command."""
     with EndsAtOnce():
-        from strata.tools.cli import main as run
+        try:
+            from strata.tools.cli import main as run
+        except ModuleNotFoundError as error:
+            if error.name not in ("rich", "typer"):
+                raise
+            sys.exit(
+                f"strata: {error.name} is not installed; the command needs: pip install 'strata-sdk[cli]'"
+            )
     run()
 
 

@@ -70,7 +70,7 @@ def _check(url: str, asked: Mapping[str, str]) -> None:
     missing = [name for name in _NEEDED if not _is_there(name)]
     if missing:
         raise UsageError(
-            f"Spark Connect needs {', '.join(missing)}: pip install 'relayd[pipeline,spark-connect]'"
+            f"Spark Connect needs {', '.join(missing)}: pip install 'strata-pipeline[spark,spark-connect]'"
         )
     fixed = sorted(name for name in asked if not _is_ours(name))
     if fixed:

@@ -52,7 +52,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the command."""
-    run_program(app, "relayd", says="relayd", install="pip install 'relayd[relay]'")
+    run_program(app, "relayd", says="relayd", install="pip install relayd")
 
 
 def _print_version(asked: bool) -> None:

@@ -278,7 +278,7 @@ def _embedded(data_dir: Path) -> Diagnosis:
             "database",
             Verdict.PROBLEM,
             "no embedded PostgreSQL installed",
-            "install relayd[relay] or set database_url",
+            "install relayd or set database_url",
         )
     folder = _nearest_existing(data_dir)
     if not os.access(folder, os.W_OK | os.X_OK):

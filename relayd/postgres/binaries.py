@@ -117,7 +117,7 @@ def find_binaries(owner: Owner | None) -> Path:
     spec = importlib.util.find_spec(_PACKAGE)  # locates the package; its Python code is never run
     if spec is None or spec.origin is None:
         raise EmbeddedPostgresError(
-            "the embedded PostgreSQL is not installed: install relayd[relay], or give a database URL"
+            "the embedded PostgreSQL is not installed: install relayd, or give a database URL"
         )
     package = Path(spec.origin).parent
     binaries = package / "pginstall" / "bin"

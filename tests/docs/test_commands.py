@@ -132,7 +132,7 @@ def test_what_is_to_be_typed_stands_in_a_block_that_says_for_what(name: str) -> 
 
 @cache
 def sources() -> str:
-    folders = ("relayd", "pipeline/strata_pipeline", "client/strata")
+    folders = ("relayd", "pipeline/strata_pipeline", "client/strata", "testkit/strata_testkit")
     return "\n".join(path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
@@ -190,11 +190,20 @@ def test_lines_of_info_that_the_guide_lists_exist() -> None:
 
 
 def test_extras_that_pages_install_exist() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    folders = {"relayd": "relayd", "strata-sdk": "client", "strata-pipeline": "pipeline"}
+    known = {
+        name: tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"][
+            "optional-dependencies"
+        ]
+        for name, folder in folders.items()
+    }
     named = {
-        extra
+        (name, extra)
         for page in PAGES
-        for listed in re.findall(r"(?:relayd|\.)\[([\w,-]+)\]", page.read_text(encoding="utf-8"))
+        for name, listed in re.findall(
+            r"(relayd|strata-[a-z]+)\[([\w,-]+)\]", page.read_text(encoding="utf-8")
+        )
         for extra in listed.split(",")
     }
-    assert {"bus", "tracing"} <= named <= set(extras)
+    assert {("relayd", "bus"), ("relayd", "tracing")} <= named
+    assert {(name, extra) for name, extra in named if extra not in known[name]} == set()

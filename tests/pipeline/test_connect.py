@@ -94,7 +94,7 @@ def test_what_cannot_be_is_told_at_once_and_without_secrets(url, asked, told):
 def test_without_its_packages_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "grpc_status", None)
     with pytest.raises(
-        UsageError, match=r"needs grpc_status: pip install 'relayd\[pipeline,spark-connect\]'"
+        UsageError, match=r"needs grpc_status: pip install 'strata-pipeline\[spark,spark-connect\]'"
     ):
         with connected("sc://127.0.0.1:1", {}, {}, lambda folder: folder):
             pass

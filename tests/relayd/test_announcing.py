@@ -14,7 +14,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet, check_freshness
 from strata.protocol.typed import check_content
 from strata.relays.curation import Arrival, current_descriptor
-from strata.tools.sim.loop import run_virtually, virtual_time
+from strata_testkit.sim.loop import run_virtually, virtual_time
 
 from relayd.announcing import Announcer, announcements
 from relayd.config import Settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.tools.sim.loop import run_virtually, virtual_time
+from strata_testkit.sim.loop import run_virtually, virtual_time
 
 from relayd.pauses import Pauses
 

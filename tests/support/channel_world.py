@@ -22,7 +22,7 @@ from strata.channels.reliable.client import make_channel
 from strata.channels.sds import BloomFilter, BloomParameters, HistoryEntry, Kind, SdsMessage
 from strata.channels.segmentation.messages import Segment, decode_segment, encode_segment, message_hash
 from strata.protocol.errors import StrataError
-from strata.tools.sim import NO_FAULTS, Faults, SimNetwork, SimNode, run_virtually
+from strata_testkit.sim import NO_FAULTS, Faults, SimNetwork, SimNode, run_virtually
 
 __all__ = [
     "RECEIVED",

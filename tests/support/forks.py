@@ -44,11 +44,11 @@ _MODULES = {
         "strata.tools.cli.bench",
         "strata.tools.cli.channel",
         "strata.tools.cli.commands",
-        "strata.tools.cli.conformance",
+        "strata_testkit.conformance.command",
         "strata.tools.cli.custody",
         "strata.tools.cli.scores",
         "strata.tools.cli.status",
-        "strata.tools.conformance",
+        "strata_testkit.conformance",
         "typer._adapters",
     ),
 }

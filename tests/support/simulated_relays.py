@@ -15,7 +15,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 from strata.relays.connection.values import Announced, Delivery, Published, Query, Statistics
 from strata.relays.pool import PacketPool, PoolOptions
-from strata.tools import sim
+from strata_testkit import sim
 
 from tests.support.virtual_time import START, wall
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec
 
 import pytest
-from strata.tools.sim import run_virtually
+from strata_testkit.sim import run_virtually
 
 __all__ = ["START", "virtually", "wall", "without_threads"]
 

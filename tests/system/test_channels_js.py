@@ -23,7 +23,7 @@ from strata.channels.reliable import make_channel
 from strata.channels.sds import SdsMessage
 from strata.channels.segmentation.messages import decode_segment, encode_segment
 from strata.channels.segmentation.splitting import SegmentationConfig, segment_message
-from strata.tools.sim import Faults, SimNetwork, SimNode, run_virtually
+from strata_testkit.sim import Faults, SimNetwork, SimNode, run_virtually
 
 from tests.support.node_package import node_modules_with
 from tests.support.relay_process import ROOT

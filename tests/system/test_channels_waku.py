@@ -21,7 +21,7 @@ import pytest
 from strata.channels.messaging.values import NodeMessageReceived, ReceivedEnvelope
 from strata.channels.persistence import MemoryPersistence
 from strata.channels.reliable import ReliableChannel, ReliableMessageDelivered, make_channel
-from strata.tools.sim import Faults, SimNetwork, SimNode, run_virtually
+from strata_testkit.sim import Faults, SimNetwork, SimNode, run_virtually
 
 from tests.support.relay_process import ROOT
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from strata.tools.conformance import all_checks
+from strata_testkit.conformance import all_checks
 
 from tests.support.relay_process import RelayProcess, running
 from tests.support.strata_command import strata_command

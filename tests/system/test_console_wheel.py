@@ -1,4 +1,4 @@
-"""The console is part of the wheel: built and installed without Node, it serves its page."""
+"""Wheels of the library and the daemon are all that a relay needs; the console is in them, without Node."""
 
 from __future__ import annotations
 
@@ -37,16 +37,18 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return clean | {"PATH": str(tools)}
 
 
-def run(command: Sequence[str | Path], environ: dict[str, str]) -> str:
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+def run(command: Sequence[str | Path], environ: dict[str, str], folder: Path = ROOT) -> str:
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def installed(folder: Path, environ: dict[str, str]) -> Path:
-    """A fresh environment of Python with our wheel in it; its dependencies are found in this one."""
-    run([sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder], environ)
-    (wheel,) = folder.glob("*.whl")
+    """A fresh environment of Python with our two wheels in it; their dependencies are found in this one."""
+    for source in ("client", "relayd"):
+        build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
+        run(build, environ, ROOT / source)
+    wheels = sorted(folder.glob("*.whl"))
     run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], environ)
     python = folder / "venv/bin/python"
     command: list[str | Path]
@@ -57,7 +59,7 @@ def installed(folder: Path, environ: dict[str, str]) -> Path:
         command = [sys.executable, "-m", "pip", "--python", python, "install"]
     else:
         pytest.skip("there is neither uv nor pip beside this Python")
-    run([*command, "--quiet", "--no-deps", "--no-index", wheel], environ)
+    run([*command, "--quiet", "--no-deps", "--no-index", *wheels], environ)
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")
     # A path in a .pth file is searched after the environment's own, and .pth files in it are not read: the
     # checkout, which is installed there in place, stays invisible.

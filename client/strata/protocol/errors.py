@@ -87,14 +87,14 @@ next to the code that raises it. A built-in class in parentheses is a second bas
     │   ├── TxRxIOError                     the transport failed
     │   └── SendError                       a message was not acknowledged; the error carries it
     │
-    │   strata.tools.sim
+    │   strata_testkit.sim
     ├── Deadlock (AssertionError)           nothing in the simulation can proceed
     └── SimulationFailed (AssertionError)   a simulated run violated a property
 
 The outcomes of the conformance tool are not StrataErrors:
 
     Exception
-    │   strata.tools.conformance
+    │   strata_testkit.conformance
     ├── Failed                              a check found a fault
     ├── Skipped                             a check does not apply to the relay
     └── Throttled                           the relay's limits stopped a check

@@ -19,7 +19,7 @@ from strata.protocol.streams import BROKEN_PIPE, forget_stdout, open_standard_st
 
 __all__ = ["commands_of", "run_program"]
 
-_OURS = {"relayd", "strata", "strata_pipeline"}
+_OURS = {"relayd", "strata", "strata_pipeline", "strata_testkit"}
 
 
 class _NamedArgument(TyperArgument):

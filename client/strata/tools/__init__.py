@@ -1,4 +1,4 @@
-"""Programs around the library: the command line, the conformance checks, the simulator.
+"""Programs around the library: the command line.
 
 This is the outermost ring: it may import all the others, and none of them imports it.
 """

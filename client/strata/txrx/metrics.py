@@ -6,7 +6,7 @@
     metrics.watch(rx)
 
 The collector reads the counters at each scrape, so watching costs an end nothing. It needs prometheus-client
-(`pip install "relayd[metrics]"`).
+(`pip install "strata-sdk[metrics]"`).
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON lines, for progra
 def _print_version(asked: bool) -> None:
     if asked:
         try:
-            typer.echo(metadata.version("relayd"))
+            typer.echo(metadata.version("strata-pipeline"))
         except metadata.PackageNotFoundError:  # running from a source tree that was never installed
             typer.echo("0+unknown")
         raise typer.Exit
@@ -272,5 +272,5 @@ def _end(why: object, code: int) -> None:
 
 def main() -> None:
     """The entry point of the `strata-pipeline` command."""
-    install = "pip install 'relayd[pipeline]' (from a checkout: make pipeline)"
+    install = "pip install 'strata-pipeline[spark]' (from a checkout: make pipeline)"
     run_program(app, "strata-pipeline", says="strata-pipeline", install=install)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from strata.relays.conduct import Aspect
-from strata.tools.sim.loop import run_virtually, virtual_time
+from strata_testkit.sim.loop import run_virtually, virtual_time
 
 from relayd.faults import FaultLog
 from relayd.federation import antientropy

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.tools.sim.loop import run_virtually
+from strata_testkit.sim.loop import run_virtually
 
 from relayd.federation.comparing import (
     LONGEST_SECONDS,

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from strata.protocol.negentropy import ItemSet, Reconciler
 from strata.protocol.wire import Reconcile
-from strata.tools.sim.loop import run_virtually
+from strata_testkit.sim.loop import run_virtually
 
 from relayd.sessions.comparing import Comparer
 from relayd.sessions.connection import Connection

@@ -36,7 +36,9 @@ class ParityUnavailable(StrataError):
     """Parity is enabled, but the library that computes it is not installed."""
 
     def __str__(self) -> str:
-        return "Reed–Solomon parity needs an optional library; install it with: pip install 'relayd[parity]'"
+        return (
+            "Reed–Solomon parity needs an optional library; install it with: pip install 'strata-sdk[parity]'"
+        )
 
 
 class ParityCodec(Protocol):

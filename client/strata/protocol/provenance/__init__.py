@@ -9,7 +9,7 @@
     history       a reader's verdict: edit histories and levels of trust
 
 Everything here only computes, without a clock, network or store. The X.509 and evidence parts need the extra
-`relayd[provenance]` and are loaded at their first use.
+`strata-sdk[provenance]` and are loaded at their first use.
 """
 
 from __future__ import annotations

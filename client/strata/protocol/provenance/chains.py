@@ -7,7 +7,7 @@
 A certificate is the base64url of an X.509 certificate in DER, or of a canonical JSON statement `{subject,
 issuer, public_key, valid_from, valid_until, path_length, signature}`, in which the issuer signs the other
 members; the first byte tells the two apart. All certificates of a chain have the same form. This module reads
-statements, and `strata.protocol.provenance.x509`, which needs the extra `relayd[provenance]`, certificates.
+statements, and `strata.protocol.provenance.x509`, which needs the extra `provenance`, certificates.
 
 A root may issue. Any other subject may issue only if its own statement has a `path_length`: the number of
 issuers allowed between it and the first subject, as in X.509. Without that rule, a device that a root has

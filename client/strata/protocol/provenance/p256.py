@@ -11,7 +11,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 except ImportError as error:
     raise ImportError(
-        "keys of secure hardware need a further library: pip install relayd[provenance]"
+        "keys of secure hardware need a further library: pip install strata-sdk[provenance]"
     ) from error
 
 __all__ = ["verify_p256"]

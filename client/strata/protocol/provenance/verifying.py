@@ -50,7 +50,7 @@ class VerifyingKey:
     def verify(self, message: bytes, signature: bytes) -> bool:
         """Whether `signature` (64 bytes) is a signature by this key over `message`.
 
-        Raises `ImportError` for a P-256 key if the extra `relayd[provenance]` is not installed.
+        Raises `ImportError` for a P-256 key if the extra `strata-sdk[provenance]` is not installed.
         """
         if self.algorithm == "ed25519":
             return ids.verify(self.value, message, signature)

@@ -29,7 +29,7 @@ try:
     from cryptography.utils import CryptographyDeprecationWarning
 except ImportError as error:
     raise ImportError(
-        "certificates and platform evidence need a further library: pip install relayd[provenance]"
+        "certificates and platform evidence need a further library: pip install strata-sdk[provenance]"
     ) from error
 
 __all__ = ["MAX_PATH_LENGTH", "CertifiedLeaf", "follow", "validate_path"]

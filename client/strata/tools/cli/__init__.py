@@ -8,6 +8,7 @@ answer at once.
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,7 +52,7 @@ def _print_version(asked: bool) -> None:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
-            typer.echo(version("relayd"))
+            typer.echo(version("strata-sdk"))
         except PackageNotFoundError:  # run from a source tree that was never installed
             typer.echo("0+unknown")
         raise typer.Exit
@@ -309,64 +310,6 @@ def notice() -> None:
     output.write_line(WHAT_RELAYS_SEE.rstrip())
 
 
-@app.command("conformance")
-def judge_relay(
-    url: UrlArgument = DEFAULT_RELAY,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only", metavar="ROWS", help="Only these rows or checks, such as R-152,R-1*; may repeat."
-        ),
-    ] = None,
-    level: Annotated[
-        Literal["MUST", "SHOULD", "MAY"],
-        typer.Option("--level", help="Judge rows that bind at least this much."),
-    ] = "MAY",
-    limits: Annotated[
-        bool, typer.Option("--limits", help="Run the checks that flood the relay too.")
-    ] = False,
-    identity: Annotated[
-        Path | None,
-        typer.Option(
-            "--identity", metavar="FILE", help="The key file to authenticate with, where a check needs it."
-        ),
-    ] = None,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", min=1, max=64, metavar="N", help="Run this many checks at a time.")
-    ] = 8,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="End the run after this long.")
-    ] = 300.0,
-    list_only: Annotated[bool, typer.Option("--list", help="Show the checks and exit.")] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Publish to a relay on another machine without asking.")
-    ] = False,
-    pins: PinsOption = None,
-    context: ContextOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Judge a relay from outside, row by row of RFC-0004.
-
-    Exit code 1 if a MUST does not hold.
-    """
-    from strata.tools.cli.conformance import ConformanceRequest, conformance, list_checks
-    from strata.tools.conformance.model import Keyword
-
-    request = ConformanceRequest(
-        url,
-        only=tuple(only or ()),
-        level=Keyword(level),
-        limits=limits,
-        identity=identity,
-        pins=pins,
-        concurrency=concurrency,
-        timeout=timeout,
-        yes=yes,
-        as_json=json,
-    )
-    list_checks(request) if list_only else conformance(request)
-
-
 @app.command("channel", epilog=_EPILOG)
 def join_channel(
     name: Annotated[
@@ -477,8 +420,10 @@ app.add_typer(identities.app)
 app.add_typer(relays.app)
 app.add_typer(contexts.app)
 app.add_typer(moderate.app)
+for _entry in entry_points(group="strata.commands"):  # of other distributions, such as the test kit
+    _entry.load()(app)
 
 
 def main() -> None:
     """The entry point of the `strata` command."""
-    run_program(app, "strata", says="error")
+    run_program(app, "strata", says="error", install="pip install 'strata-sdk[cli,channels]'")

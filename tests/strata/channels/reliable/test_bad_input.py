@@ -27,7 +27,7 @@ from strata.channels.reliable import (
 )
 from strata.channels.sds import HistoryEntry, SdsMessage
 from strata.channels.segmentation.messages import Segment, encode_segment, message_hash
-from strata.tools.sim import run_virtually
+from strata_testkit.sim import run_virtually
 
 from tests.support.scripted_node import (
     QUIET,

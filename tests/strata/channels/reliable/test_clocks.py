@@ -25,7 +25,7 @@ from strata.channels.reliable import (
 from strata.channels.reliable.clock import ChannelClock
 from strata.channels.reliable.engine import ChannelEngine
 from strata.channels.reliable.outbox import Outbox
-from strata.tools.sim import run_virtually
+from strata_testkit.sim import run_virtually
 
 from tests.support.scripted_node import (
     START,

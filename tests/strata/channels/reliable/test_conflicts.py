@@ -9,7 +9,7 @@ from strata.channels.persistence import MemoryPersistence
 from strata.channels.reliable import MessageReceived, ReliableChannel, SenderIdConflict
 from strata.channels.reliable.conflicts import Conflicts
 from strata.channels.sds import Origin, SenderShared
-from strata.tools.sim import Faults
+from strata_testkit.sim import Faults
 
 from tests.support.channel_world import Recorder, World, until, virtually
 

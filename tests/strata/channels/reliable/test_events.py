@@ -37,7 +37,7 @@ from strata.channels.reliable import (
 from strata.channels.sds import HistoryEntry, SdsMessage
 from strata.channels.segmentation import PayloadTooLarge, SegmentationConfig, encode_segment, segment_message
 from strata.protocol.errors import StrataError
-from strata.tools.sim import Faults
+from strata_testkit.sim import Faults
 
 from tests.support.channel_world import (
     SWALLOW,

@@ -43,8 +43,8 @@ from strata.channels.reliable import (
 from strata.channels.sds import Kind, OutgoingFull, SdsMessage
 from strata.channels.segmentation import PayloadTooLarge
 from strata.protocol.errors import StrataError
-from strata.tools.sim import Faults
-from strata.tools.sim.disk import Disk, SimStore
+from strata_testkit.sim import Faults
+from strata_testkit.sim.disk import Disk, SimStore
 
 from tests.support.channel_world import (
     SWALLOW,

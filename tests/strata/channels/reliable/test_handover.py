@@ -38,8 +38,8 @@ from strata.channels.reliable import (
     ReliableMessageReceived,
     SendingMessage,
 )
-from strata.tools.sim import Faults
-from strata.tools.sim.disk import Disk, SimStore
+from strata_testkit.sim import Faults
+from strata_testkit.sim.disk import Disk, SimStore
 
 from tests.support.channel_world import SWALLOW, Node, Recorder, World, own_tasks, take, until, virtually
 

@@ -22,7 +22,7 @@ from strata.channels.reliable.clock import date_of_sending
 from strata.channels.reliable.inbox import MessageInbox
 from strata.channels.reliable.requests import Requests
 from strata.channels.sds.state import WaitingRecord
-from strata.tools.sim import Faults
+from strata_testkit.sim import Faults
 
 from tests.support.channel_world import TOPIC, Node, Recorder, World, content_message, until, virtually
 

@@ -18,7 +18,7 @@ from strata.channels.reliable import (
 )
 from strata.channels.reliable.requests import Requests
 from strata.channels.sds import HistoryEntry, OutgoingFull, SdsMessage
-from strata.tools.sim import Faults, Simulation, simulate
+from strata_testkit.sim import Faults, Simulation, simulate
 
 from tests.support.scripted_node import (
     START_MS,

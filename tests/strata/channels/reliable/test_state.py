@@ -36,7 +36,7 @@ from strata.channels.reliable import (
     make_channel,
 )
 from strata.channels.sds import HistoryEntry, Kind
-from strata.tools.sim import NO_FAULTS, Process, SimNetwork, SimNode, run_virtually
+from strata_testkit.sim import NO_FAULTS, Process, SimNetwork, SimNode, run_virtually
 
 from tests.support.scripted_node import (
     QUIET,

@@ -34,4 +34,4 @@ def test_what_needs_the_extra_names_it() -> None:
     )
     lines = run(blocked + tries).splitlines()
     assert len(lines) == len(PARTS)
-    assert all("pip install relayd[provenance]" in line for line in lines)
+    assert all("pip install strata-sdk[provenance]" in line for line in lines)

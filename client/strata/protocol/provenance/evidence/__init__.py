@@ -8,7 +8,7 @@ checked counts as failed (R-222, A-086).
     strata.protocol.provenance.evidence.play       play-integrity
     strata.protocol.provenance.evidence.c2pa       c2pa
 
-They need the extra `relayd[provenance]`.
+They need the extra `strata-sdk[provenance]`.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).

@@ -30,7 +30,9 @@ try:
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 except ImportError as error:
-    raise ImportError("platform evidence needs further libraries: pip install relayd[provenance]") from error
+    raise ImportError(
+        "platform evidence needs further libraries: pip install strata-sdk[provenance]"
+    ) from error
 
 __all__ = ["AppAttestVerifier"]
 

@@ -37,7 +37,9 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
     from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 except ImportError as error:
-    raise ImportError("platform evidence needs further libraries: pip install relayd[provenance]") from error
+    raise ImportError(
+        "platform evidence needs further libraries: pip install strata-sdk[provenance]"
+    ) from error
 
 __all__ = ["C2paVerifier"]
 

@@ -9,7 +9,9 @@ from strata.protocol.provenance.evidence import refuse_evidence
 try:
     import cbor2
 except ImportError as error:
-    raise ImportError("platform evidence needs a further library: pip install relayd[provenance]") from error
+    raise ImportError(
+        "platform evidence needs a further library: pip install strata-sdk[provenance]"
+    ) from error
 
 __all__ = ["MAX_CBOR_DEPTH", "decode", "decode_map"]
 

@@ -26,7 +26,9 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
     from cryptography.hazmat.primitives.serialization import load_der_public_key
 except ImportError as error:
-    raise ImportError("platform evidence needs further libraries: pip install relayd[provenance]") from error
+    raise ImportError(
+        "platform evidence needs further libraries: pip install strata-sdk[provenance]"
+    ) from error
 
 __all__ = ["DeviceVerdict", "PlayIntegrityVerifier"]
 

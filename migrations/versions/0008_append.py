@@ -24,7 +24,8 @@ CREATE OR REPLACE FUNCTION relay_append(
 -- Append a batch of distinct ids and distinct keys. Ids that are known already come back in known_*; the
 -- others now have the sequences base + 1, base + 2, … in the order given, and all the same received_at.
 -- p_keys is NULL, or has an equivalence key or NULL for each packet: a packet whose key is known is not
--- stored either; the key comes back in known_ids, and in known_of the id of the packet that brought it.
+-- stored either; the key comes back in known_ids, and in known_of the id of the packet that brought it, NULL
+-- if that was erased.
 -- p_annotations is NULL, or has an annotation or NULL for each packet.
 -- p_followed is how far the caller has applied identity packets, NULL where it does not matter. If there are
 -- later ones, nothing is appended: base is NULL and previous says how far to follow.
@@ -54,10 +55,18 @@ BEGIN
     IF base > previous THEN
         PERFORM relay_add_day(v_day);
     END IF;
+    IF p_keys IS NOT NULL THEN
+        -- The key of a packet that has expired, or that retention has removed, is free again. That of an
+        -- erased packet is not: what it stated stays away.
+        DELETE FROM packet_ids i WHERE i.packet_id = ANY (p_keys)
+            AND NOT EXISTS (SELECT FROM packets p WHERE p.sequence = i.sequence
+                AND (p.expires_at IS NULL OR p.expires_at >= p_now OR p.body = ''))
+            AND NOT EXISTS (SELECT FROM tombstones t WHERE t.sequence = i.sequence);
+    END IF;
     -- This statement's snapshot is younger than the lock: it sees whatever others committed (R-111).
     SELECT array_agg(i.packet_id), array_agg(i.sequence), array_agg(i.received_at),
             array_agg(CASE WHEN i.packet_id = ANY (p_keys) THEN
-                (SELECT p.packet_id FROM packets p WHERE p.sequence = i.sequence) END)
+                (SELECT p.packet_id FROM packets p WHERE p.sequence = i.sequence AND p.body <> '') END)
         INTO known_ids, known_sequences, known_received, known_of
         FROM packet_ids i WHERE i.packet_id = ANY (p_ids || p_keys);
     IF known_ids IS NULL AND p_keys IS NULL AND p_annotations IS NULL THEN
@@ -135,10 +144,18 @@ BEGIN
     IF base > previous THEN
         PERFORM relay_add_day(v_day);
     END IF;
+    IF p_keys IS NOT NULL THEN
+        -- The key of a packet that has expired, or that retention has removed, is free again. That of an
+        -- erased packet is not: what it stated stays away.
+        DELETE FROM packet_ids i USING unnest(p_keys, p_witnessed) AS new (k, w) WHERE i.packet_id = k
+            AND NOT EXISTS (SELECT FROM packets p WHERE p.sequence = i.sequence
+                AND (p.expires_at IS NULL OR p.expires_at >= greatest(p_now, w) OR p.body = ''))
+            AND NOT EXISTS (SELECT FROM tombstones t WHERE t.sequence = i.sequence);
+    END IF;
     -- This statement's snapshot is younger than the lock: it sees whatever others committed (R-111).
     SELECT array_agg(i.packet_id), array_agg(i.sequence), array_agg(i.received_at),
             array_agg(CASE WHEN i.packet_id = ANY (p_keys) THEN
-                (SELECT p.packet_id FROM packets p WHERE p.sequence = i.sequence) END)
+                (SELECT p.packet_id FROM packets p WHERE p.sequence = i.sequence AND p.body <> '') END)
         INTO known_ids, known_sequences, known_received, known_of
         FROM packet_ids i WHERE i.packet_id = ANY (p_ids || p_keys);
     WITH stored AS (

@@ -38,7 +38,7 @@ from relayd.admission.last_checks import LastChecks
 from relayd.admission.limits import AdmissionLimits
 from relayd.admission.loading import Loading
 from relayd.admission.parsing_apart import ApartParser
-from relayd.admission.refusals import FAULT, KEYS_CHANGED, QUEUE_FULL, UNAVAILABLE
+from relayd.admission.refusals import FAULT, KEYS_CHANGED, QUEUE_FULL, REPEATS_REMOVED, UNAVAILABLE
 from relayd.admission.repeats import DuplicateIndex, Repeat, Repeats, is_told_origin
 from relayd.admission.request import PublishRequest, PublishVerdict, Submitter
 from relayd.admission.verify import VerifyPool
@@ -408,6 +408,9 @@ class Admission:
         self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
     ) -> None:
         """The log has the packet, or the packet `duplicate_of` that it repeats. Never raises."""
+        if duplicate_of in self.policy.declined.packet_ids:
+            self.failed(request, REPEATS_REMOVED)
+            return
         if duplicate and not request.is_ended:
             if duplicate_of is None and is_told_origin(request):
                 self._step(request, lambda repeated: self._repeats.look_up(repeated, received_at))

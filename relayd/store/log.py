@@ -129,7 +129,8 @@ class Log:
         with nothing appended, if the database lacks what this process knows to be there.
 
         `followed` is the sequence up to which the caller has applied identity packets; None if keys do not
-        matter. Raises `IdentitiesMoved`, with nothing appended, if the log holds later ones.
+        matter. Raises `IdentitiesMoved`, with nothing appended, if the log holds later ones, or later acts of
+        trust of an author whose act of trust is in the batch.
 
         `marks` say how far peers have been read once the batch is in; they are stored with it (R-364). Marks
         that the database refuses are left out: the batch also holds what was published here.
@@ -321,6 +322,7 @@ def _blames_a_row(error: StoreError) -> bool:
 
 
 def _places(fresh: dict[bytes, NewPacket], row: asyncpg.Record) -> dict[bytes, Disposition]:
+    """The place of each packet by its id, and that of packets that repeat it in the batch by its key."""
     _, sequence, received_at, known_ids, known_sequences, known_received, known_of = row
     known: dict[bytes, Disposition] = {}
     if known_ids:
@@ -330,18 +332,23 @@ def _places(fresh: dict[bytes, NewPacket], row: asyncpg.Record) -> dict[bytes, D
             known[known_id] = Disposition(AppendOutcome.DUPLICATE, first, first_at, of)
     places: dict[bytes, Disposition] = {}
     for packet_id, packet in fresh.items():
-        place = known.get(packet_id) if known else None
-        if place is None and packet.equivalence_key is not None:
-            place = known.get(packet.equivalence_key)
+        key = packet.equivalence_key
+        by_key = known.get(key) if known and key is not None else None
+        if by_key is not None and by_key.duplicate_of is None:
+            by_key = by_key._replace(outcome=AppendOutcome.ERASED)
+        place = (known.get(packet_id) if known else None) or by_key
         if place is None:
             sequence += 1
             place = Disposition(AppendOutcome.STORED, sequence, received_at)
         places[packet_id] = place
+        if key is not None:
+            repeat = place._replace(outcome=AppendOutcome.DUPLICATE, duplicate_of=packet_id)
+            places[key] = by_key or repeat
     return places
 
 
 def _distinct(batch: Sequence[NewPacket]) -> tuple[dict[bytes, NewPacket], dict[bytes, bytes]]:
-    """The packets to store, by id; and for each packet that repeats one by its key, the id of that one."""
+    """The packets to store, by id; and the key of each packet that repeats one of them by its key."""
     fresh: dict[bytes, NewPacket] = {}
     first_with: dict[bytes, bytes] = {}
     repeated: dict[bytes, bytes] = {}
@@ -351,7 +358,7 @@ def _distinct(batch: Sequence[NewPacket]) -> tuple[dict[bytes, NewPacket], dict[
         if packet.equivalence_key is not None:
             first = first_with.setdefault(packet.equivalence_key, packet.packet_id)
             if first != packet.packet_id:
-                repeated[packet.packet_id] = first
+                repeated[packet.packet_id] = packet.equivalence_key
                 continue
         fresh[packet.packet_id] = packet
     return fresh, repeated
@@ -365,11 +372,7 @@ def _in_order(
     dispositions: list[Disposition] = []
     for packet in batch:
         packet_id = packet.packet_id
-        place = places.get(packet_id, _INVALID)
-        first = repeated.get(packet_id) if repeated else None
-        if first is not None and (place := places.get(first, _INVALID)) is not _INVALID:
-            of = place.duplicate_of or first
-            place = place._replace(outcome=AppendOutcome.DUPLICATE, duplicate_of=of)
+        place = places.get(repeated.get(packet_id, packet_id), _INVALID)
         if packet_id in seen and place.outcome is AppendOutcome.STORED:
             place = place._replace(outcome=AppendOutcome.DUPLICATE)
         seen.add(packet_id)

@@ -77,9 +77,10 @@ class LogLost(StoreUnavailable):
 
 
 class IdentitiesMoved(StoreError):
-    """Nothing was appended: another process has committed an identity packet that this one has not applied.
+    """Nothing was appended: another process has committed an identity packet that this one has not applied,
+    or an act of trust that it has not counted.
 
-    `sequence` is how far the log must be followed before the batch may be appended again (R-074).
+    `sequence` is how far the log must be followed before the batch may be appended again (R-074, R-241).
     """
 
     def __init__(self, sequence: int) -> None:
@@ -144,6 +145,8 @@ class AppendOutcome(enum.Enum):
 
     STORED = "stored"
     DUPLICATE = "duplicate"
+    ERASED = "erased"
+    """It states the same as a packet that was erased, and is not stored."""
     INVALID = "invalid"
     """The database refused this row alone; the others of its batch are stored."""
 

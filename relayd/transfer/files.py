@@ -407,6 +407,9 @@ async def _append(
                 stored.append(LogEntry(place.sequence, place.received_at, packet))
             case AppendOutcome.DUPLICATE:
                 summary.duplicates += 1
+            case AppendOutcome.ERASED:
+                reason = "it states the same as a packet that was erased"
+                refused.append(_Refused(line, ErrorCode.POLICY_REJECTED, reason))
             case AppendOutcome.INVALID:
                 refused.append(_Refused(line, ErrorCode.INVALID_SCHEMA, "the database refused it"))
     summary.stored += len(stored)

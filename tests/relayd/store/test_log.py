@@ -9,9 +9,12 @@ import random
 import asyncpg
 import pytest
 from msgspec.structs import replace
+from strata.protocol.ids import Identity
 from strata.protocol.lake import DAY_SECONDS, day_of, first_of_day
 
+from relayd.moderation import SubjectKind
 from relayd.store import AppendOutcome, Disposition, Gone, LogQuery, NewPacket, Store, StoreUnavailable
+from relayd.store.erasing import Eraser
 
 NOW = 1_790_000_000
 FIRST = first_of_day(NOW // DAY_SECONDS) + 1
@@ -318,6 +321,56 @@ async def test_a_second_packet_with_the_same_equivalence_key_is_not_stored(store
     assert await store.by_id(key, NOW) is None, "a key is no packet id"
     page = await store.page(LogQuery(packet_ids=frozenset([key, bytes([1]) * 32])), 10, NOW)
     assert [row.sequence for row in page.rows] == [stored[0].sequence]
+
+
+@pytest.mark.req("R-113", "R-114")
+@pytest.mark.parametrize("by_peer", [False, True])
+async def test_the_key_of_an_expired_packet_goes_to_the_next_one(store, by_peer):
+    key = bytes([9]) * 32
+
+    def keyed(number: int, expires_at: int | None, witnessed_at: int | None = None) -> NewPacket:
+        return NewPacket(
+            bytes([number]) * 32,
+            "did:strata:a",
+            "DID_DOCUMENT",
+            5,
+            expires_at,
+            b"{%d}" % number,
+            key,
+            witnessed_at=witnessed_at,
+        )
+
+    async def outcome(now: int, packet: NewPacket) -> tuple[str, bytes | None]:
+        (place,) = (await store.append([packet], now)).dispositions
+        return place.outcome.value, place.duplicate_of
+
+    first, second = bytes([1]) * 32, bytes([2]) * 32
+    assert await outcome(NOW, keyed(1, NOW + 10)) == ("stored", None)
+    assert await outcome(NOW + 10, keyed(2, None)) == ("duplicate", first), "it is served until then"
+    # A peer received the renewed one after the end of the first; this relay's clock is late.
+    now, witness = (NOW + 10, NOW + 11) if by_peer else (NOW + 11, None)
+    assert await outcome(now, keyed(2, None, witness)) == ("stored", None)
+    assert await outcome(NOW + 12, keyed(3, None)) == ("duplicate", second)
+    assert await outcome(NOW + 12, keyed(1, NOW + 10)) == ("duplicate", None), "its id stays known"
+    found = await store.identities.by_key(key)
+    assert found is not None and found.body == b"{2}"
+    both = await store.append([keyed(4, NOW + 20), keyed(5, None)], NOW + 13)
+    assert {place.duplicate_of for place in both.dispositions} == {second}
+
+
+@pytest.mark.req("R-113")
+async def test_the_key_of_an_erased_packet_stays_taken_and_no_packet_is_named(store):
+    key = bytes([9]) * 32
+    made = [NewPacket(bytes([n]) * 32, "did:strata:a", "ATTESTATION", 5, None, b"{}", key) for n in range(4)]
+    await store.append([made[0]], NOW)
+    subject = "0x" + made[0].packet_id.hex()
+    await Eraser(store.url, Identity(bytes(32))).erase(
+        SubjectKind.PACKET, [subject], reason="asked for", actor="ann", via="command", now=NOW
+    )
+    again = await store.append(made, NOW + 5)
+    outcomes = [(place.outcome.value, place.duplicate_of) for place in again.dispositions]
+    assert outcomes == [("duplicate", None), *[("erased", None)] * 3]
+    assert len(await store.tail(0, None, 10)) == 1
 
 
 async def test_whoever_asks_hears_which_process_commits_and_of_the_next_one(database, packet, sql):

@@ -252,6 +252,28 @@ async def test_what_was_erased_is_known_for_good(database, packet):
         assert isinstance(await store.by_id(manifest.packet_id, now), Gone)
 
 
+@pytest.mark.req("R-113", "R-310")
+async def test_what_a_removed_packet_stated_may_be_stated_again_but_not_what_an_erased_one_did(database):
+    def stating(number: int, key: int) -> NewPacket:
+        ids = bytes([number]) * 32, bytes([key]) * 32
+        return NewPacket(ids[0], "did:strata:a", "ATTESTATION", 5, None, b"{}", ids[1])
+
+    async with await Store.open(database, retention_days=1, dedup_window_seconds=9 * DAY_SECONDS) as store:
+        await store.maintain(NOW)
+        await store.append([stating(1, 201), stating(2, 202)], NOW)
+        await Eraser(store.url, Identity(bytes(32))).erase(
+            SubjectKind.PACKET, ["0x" + "02" * 32], reason="asked", actor="ann", via="command", now=NOW
+        )
+        now = NOW + 3 * DAY_SECONDS
+        await store.append([stating(3, 203)], now)
+        await store.maintain(now)
+        appended = await store.append([stating(4, 201), stating(5, 202)], now)
+        assert [place.outcome for place in appended.dispositions] == [
+            AppendOutcome.STORED,
+            AppendOutcome.ERASED,
+        ]
+
+
 async def test_without_retention_everything_stays(database, packet, sql):
     async with await Store.open(database, retention_days=0) as store:
         for day in (0, 400, 4000):

@@ -28,7 +28,8 @@ CREATE OR REPLACE FUNCTION relay_append(
 -- if that was erased.
 -- p_annotations is NULL, or has an annotation or NULL for each packet.
 -- p_followed is how far the caller has applied identity packets, NULL where it does not matter. If there are
--- later ones, nothing is appended: base is NULL and previous says how far to follow.
+-- later ones, or later acts of trust by an author of one in the batch, nothing is appended: base is NULL and
+-- previous says how far to follow.
 -- p_tag is the term that the caller writes under, p_seen a sequence that it knows to be committed. If the log
 -- has another term or does not reach so far, or stands in another table than the one that the term was opened
 -- in, nothing is appended: base and previous are NULL.
@@ -45,6 +46,14 @@ BEGIN
     IF NOT v_stands THEN
         previous := NULL;
         RETURN;
+    END IF;
+    IF p_types && ARRAY['TRUST_EDGE'::bytea, 'TRUST_REVOCATION'::bytea] THEN
+        -- Whoever counts an identity's acts of trust must have counted those that others committed (R-241).
+        SELECT greatest(v_identity, max(p.sequence)) INTO v_identity FROM packets p
+            WHERE p.author_id = ANY (ARRAY(SELECT a FROM unnest(p_authors, p_types) AS new (a, c)
+                    WHERE c IN ('TRUST_EDGE'::bytea, 'TRUST_REVOCATION'::bytea)))
+                AND p.content_type IN ('TRUST_EDGE'::bytea, 'TRUST_REVOCATION'::bytea)
+                AND p.sequence > p_followed;
     END IF;
     IF v_identity > p_followed THEN
         previous := v_identity;
@@ -134,6 +143,14 @@ BEGIN
     IF NOT v_stands THEN
         previous := NULL;
         RETURN;
+    END IF;
+    IF p_types && ARRAY['TRUST_EDGE'::bytea, 'TRUST_REVOCATION'::bytea] THEN
+        -- Whoever counts an identity's acts of trust must have counted those that others committed (R-241).
+        SELECT greatest(v_identity, max(p.sequence)) INTO v_identity FROM packets p
+            WHERE p.author_id = ANY (ARRAY(SELECT a FROM unnest(p_authors, p_types) AS new (a, c)
+                    WHERE c IN ('TRUST_EDGE'::bytea, 'TRUST_REVOCATION'::bytea)))
+                AND p.content_type IN ('TRUST_EDGE'::bytea, 'TRUST_REVOCATION'::bytea)
+                AND p.sequence > p_followed;
     END IF;
     IF v_identity > p_followed THEN
         previous := v_identity;

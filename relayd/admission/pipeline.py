@@ -470,10 +470,20 @@ class Admission:
         raises.
         """
         try:
-            return not request.is_ended and self._holds(request)
+            return not request.is_ended and self._fits(request) and self._holds(request)
         except Exception as error:
             self.lost(request, error)
             return False
+
+    def _fits(self, request: PublishRequest) -> bool:
+        """Whether its author's budgets have room for it, counted once more (R-241)."""
+        try:
+            self._last_checks.recount(request)
+            return True
+        except InvalidPacket as error:
+            request.refuse(error)
+        self._settle(request)
+        return False
 
     def _holds(self, request: PublishRequest) -> bool:
         packet, known = request.packet, request.known

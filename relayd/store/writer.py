@@ -59,7 +59,7 @@ class KeyWatch(Protocol[_Watched]):
     """Knows under which keys packets were admitted, and how current that knowledge is (R-074)."""
 
     def followed(self) -> int:
-        """The sequence up to which identity packets have been applied."""
+        """The sequence up to which identity packets have been applied, and acts of trust counted."""
 
     def still_admitted(self, ticket: _Watched, /) -> bool:
         """Whether the packet would be admitted now. If False, the packet has been answered already."""
@@ -285,11 +285,13 @@ class Writer(Generic[Ticket]):
 
     async def _follow(self, sequence: int) -> None:
         assert self._keys is not None
+        problem = "other processes keep changing what packets are judged by"
         try:
             async with asyncio.timeout(self._publish_timeout):
                 await self._keys.follow(sequence)
         except TimeoutError:
-            self._give_up("the keys of the log were not read in time")
+            problem = "the keys of the log were not read in time"
+        self._give_up(problem)
 
     def _fail_batch(self) -> None:
         failed, self._batch = self._batch, []

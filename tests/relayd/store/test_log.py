@@ -15,6 +15,7 @@ from strata.protocol.lake import DAY_SECONDS, day_of, first_of_day
 from relayd.moderation import SubjectKind
 from relayd.store import AppendOutcome, Disposition, Gone, LogQuery, NewPacket, Store, StoreUnavailable
 from relayd.store.erasing import Eraser
+from relayd.store.types import IdentitiesMoved
 
 NOW = 1_790_000_000
 FIRST = first_of_day(NOW // DAY_SECONDS) + 1
@@ -294,6 +295,26 @@ async def test_large_bodies_come_back_as_they_were(store, packet):
     await store.append(bodies, NOW)
     page = await store.page(LogQuery(), 10, NOW)
     assert [row.body for row in page.rows] == [new.body for new in bodies]
+
+
+@pytest.mark.req("R-241")
+@pytest.mark.parametrize("by_peer", [False, True])
+async def test_an_act_of_trust_waits_for_those_of_its_author_that_others_have_committed(
+    store, second_store, packet, by_peer
+):
+    async def act(store: Store, number: int, followed: int, type: str = "TRUST_EDGE", author: str = "did:a"):
+        new = replace(packet(number, type=type, author=author), witnessed_at=NOW if by_peer else None)
+        return (await store.append([packet(900 + number), new], NOW, followed)).dispositions[1].sequence
+
+    first = await act(second_store, 1, 0)
+    for number, type in ((2, "TRUST_EDGE"), (3, "TRUST_REVOCATION")):
+        with pytest.raises(IdentitiesMoved) as moved:
+            await act(store, number, first - 1, type)
+        assert moved.value.sequence == first
+    await act(store, 4, first - 1, "POST")
+    await act(store, 5, first - 1, author="did:b")
+    await act(store, 6, first)
+    assert len(await store.tail(0, None, 10)) == 8
 
 
 @pytest.mark.req("R-113", "R-114")

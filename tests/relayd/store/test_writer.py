@@ -406,6 +406,15 @@ async def test_what_no_longer_holds_is_left_out_and_the_rest_is_stored(log, make
     assert keys.answered == ["first"] and writer.failed == [] and writer.pending_bytes == 0
 
 
+async def test_a_batch_that_others_are_always_ahead_of_fails_in_time(log, make, packet):
+    log.failures = [IdentitiesMoved(42)] * 10**6
+    writer = make(keys=FakeKeys(), publish_timeout=0.05)
+    async with running(writer):
+        writer.put(packet(1), "first")
+        assert await writer.drain(30)
+    assert writer.failed == ["first"] and log.failures
+
+
 async def test_a_feed_that_cannot_follow_fails_the_publishes_that_wait_for_it(log, make, packet):
     keys = FakeKeys()
     keys.can_follow.clear()

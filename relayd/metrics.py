@@ -406,7 +406,10 @@ class Metrics:
             registry=registry,
         )
         self.database_up = _gauge(
-            registry, "relayd_database_up", "1 while every process can reach the database, else 0.", "livemin"
+            registry,
+            "relayd_database_up",
+            "1 while every process can read and write in the database, else 0.",
+            "livemin",
         )
         self.replica_reads = Counters(
             registry,

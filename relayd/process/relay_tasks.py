@@ -190,7 +190,9 @@ class Serving:
             "tail": relay.tail.run(),
             "loop": self._watch_loop(),
             "sweep": sweep(relay.registry, self._count),
-            "health": watch_database(self._store.ping, self._database_is, relay.faults),
+            "health": watch_database(
+                lambda: self._store.ping(trial=relay.writer.is_failing), self._database_is, relay.faults
+            ),
             "maintenance": maintain(self._settings, self._store, relay.faults),
             "policy": self._policy.refresh(),
             "rulings": self._policy.rulings.run(),

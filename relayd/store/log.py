@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -152,6 +153,23 @@ class Log:
         if row[1] is None:
             raise IdentitiesMoved(row[0])
         return Appended(row[0], _in_order(batch, _places(fresh, row), repeated))
+
+    async def check(self, *, trial: bool = False) -> None:
+        """Check that the database takes writes; with `trial`, by an append that is rolled back, and one of
+        nothing that is committed: a standby that has to confirm commits may be away.
+
+        Raises `StoreUnavailable`, or what an append would raise. Nothing is stored.
+        """
+
+        async def look(connection: asyncpg.Connection) -> None:
+            if await connection.fetchval("SELECT current_setting('transaction_read_only')") == "on":
+                raise StoreUnavailable("the database accepts no writes")
+
+        await self._alone(look)
+        if trial:
+            now = int(time.time())
+            await self._run([NewPacket(os.urandom(32), "", "", now, None, b"{}")], now, None, (), keep=False)
+            await self._run([], now, None, ())
 
     async def _refused(self, batch: list[NewPacket], now: int) -> list[bytes]:
         """The ids of the rows that the database refuses, found by halving and without storing anything.

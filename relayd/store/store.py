@@ -100,7 +100,7 @@ class Store:
         self._log = log
         self._reader = reader
         # Methods that only read belong to the reader and are documented there.
-        self.head, self.resets, self.ping = reader.head, reader.resets, reader.ping
+        self.head, self.resets = reader.head, reader.resets
         self.page, self.items, self.skips = reader.page, reader.items, reader.skips
         self.find, self.findings, self.tombstones = reader.find, reader.findings, reader.tombstones
         self.by_id, self.tail, self.types, self.abuse = reader.by_id, reader.tail, reader.types, reader.abuse
@@ -294,6 +294,11 @@ class Store:
         if self._bus is not None and any(p.outcome is AppendOutcome.STORED for p in appended.dispositions):
             self._bus.committed(self.known.seen)
         return appended
+
+    async def ping(self, *, trial: bool = False) -> None:
+        """Check that the database answers, and takes writes: see `Log.check`. Raises `StoreError`."""
+        await self._reader.ping()
+        await self._log.check(trial=trial)
 
     @property
     def declined(self) -> Declined:

@@ -144,6 +144,11 @@ class Writer(Generic[Ticket]):
         """The memory that they take."""
         return self._pending_bytes
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether packets could not be stored, and none has been since."""
+        return self._is_failing
+
     def put(
         self, packet: NewPacket, ticket: Ticket, owner: Hashable = None, held_bytes: int | None = None
     ) -> None:
@@ -246,6 +251,7 @@ class Writer(Generic[Ticket]):
                 self._give_up(problem_of(error))
             except StoreError:
                 _log.exception("batch_failed")  # no row is to blame: our bug, or a damaged schema
+                self._is_failing = True
                 self._fail_batch()
             else:
                 self._committed(appended, time.perf_counter() - started_at)

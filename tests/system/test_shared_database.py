@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,14 +48,16 @@ async def test_a_daily_budget_is_one_however_many_relays_an_identity_uses_at_onc
         codes = []
         async with open_client(relay.ws) as client:
             for identity in identities:
+                ends: dict[str, Any] = {"from": identity.did}
                 edges = [
                     make(
                         identity,
                         type="TRUST_EDGE",
-                        **{"from": identity.did, "to": f"did:strata:{n}"},
+                        to=f"did:strata:{n}",
                         strength=0.9,
                         context=str(n),
                         created_at=int(time.time()),
+                        **ends,
                     )
                     for n in range(10)
                 ]

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -205,8 +206,15 @@ class Metrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self._directory = os.environ.get(_DIRECTORY_VARIABLE)
+        self._processor: Counter | None = None
+        self._processor_seconds = 0.0
         if self._directory is None:
             ProcessCollector(registry=registry)
+        else:
+            name = "process_cpu_seconds_total"
+            self._processor = Counter(
+                name, "Total user and system CPU time spent in seconds.", registry=registry
+            )
         build_info = Gauge(
             "relayd_build_info",
             "The running version; always 1.",
@@ -549,6 +557,12 @@ class Metrics:
             multiprocess_mode="livemax",
         )
 
+    def count_processor(self) -> None:
+        """Count the processor time of this worker since the last call; of a single process, nobody has to."""
+        if self._processor is not None:
+            before, self._processor_seconds = self._processor_seconds, time.process_time()
+            self._processor.inc(self._processor_seconds - before)
+
     def told_of_bus(self, url: str | None) -> Callable[[str], None]:
         """A callback for each of `BUS_EVENTS`. The bus is named by its host: its URL may hold a secret."""
         if url is None:
@@ -682,7 +696,8 @@ def _gauge(
 
 
 class _WorkerProcesses(Collector):
-    """Processor time, memory and open files, summed over all live workers."""
+    """Memory and open files, summed over all live workers. What only grows, each worker counts itself: the
+    sum would fall with every worker that is replaced."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -692,7 +707,8 @@ class _WorkerProcesses(Collector):
         for pid in self._pids():
             collector = ProcessCollector(pid=functools.partial(int, pid), registry=None)
             for metric in collector.collect():
-                _merge(merged.setdefault(metric.name, metric), metric)
+                if metric.type != "counter":
+                    _merge(merged.setdefault(metric.name, metric), metric)
         yield from merged.values()
 
     def _pids(self) -> list[int]:

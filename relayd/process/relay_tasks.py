@@ -251,6 +251,7 @@ class Serving:
         metrics.log_sequence.set(relay.fanout.position)
         metrics.fanout_lag_seconds.set(relay.tail.lag(time.monotonic()))
         self._gauges.look()
+        metrics.count_processor()
         metrics.tasks.set(len(asyncio.all_tasks()))
         metrics.log_epoch.set(self._store.known.lineage.current.epoch)
 

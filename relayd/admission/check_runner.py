@@ -105,16 +105,16 @@ class Checker:
         weigh(packet, self.policy, now, max_age_seconds=max_age, origin=origin, witness=request.witness)
 
     def judge(self, request: PublishRequest, now: int) -> None:
-        """Run checks 11 and 12, by what is `known`. Raises `InvalidPacket`."""
+        """Run checks 11 and 12, and see that there is room, by what is `known`. Raises `InvalidPacket`."""
         # For a packet that another relay accepted at that time, only what was known then counts.
         at, ingest = request.judged_at(now), request.witness is None
         request.queued = judge(request.packet, request.known, at, ingest=ingest)
+        require_chain_room(request.packet, request.known, self._limits.max_identity_bytes)
 
     def _judge(self, request: PublishRequest) -> None:
         now = self._clock()
         try:
             self.judge(request, now)
-            require_chain_room(request.packet, request.known, self._limits.max_identity_bytes)
         except InvalidPacket as error:
             request.refuse(error)
             request.is_by_keys = True

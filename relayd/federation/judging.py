@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 
 from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.keys import IDENTITY_TYPES
 from strata.relays.author_questions import Answers, AuthorQuestions
 from strata.relays.connection.driver import Driver
 from strata.relays.connection.inspection import author_of
@@ -36,6 +37,7 @@ from relayd.federation.intake import (
 )
 from relayd.federation.link_parts import LinkEnded, LinkParts
 from relayd.federation.peers_file import Upstream
+from relayd.federation.selection import types_of
 from relayd.store.payers import Unbilled
 from relayd.store.skips import REPEATS, reason_of
 from relayd.store.types import PeerMark
@@ -69,6 +71,7 @@ class Judging:
     ) -> None:
         self._peer = peer
         self._peer_id = peer_id
+        self._types, self._authors = frozenset(types_of(peer)), frozenset(peer.authors)
         self._parts = parts
         self._offer = offer
         self._stored = stored
@@ -99,7 +102,7 @@ class Judging:
         """Have a packet judged."""
         item.attempts += 1
         intake.resume(item)
-        request = self._request(item.raw, item.received_at, self._lane)
+        request = self._request(item.raw, item.received_at, self._lane, self._types)
         self._items[request] = (intake, item)
         self._parts.admission.submit(request)
 
@@ -121,9 +124,14 @@ class Judging:
         """Stop being notified by admission."""
         self._parts.admission.release(self)
 
-    def _request(self, raw: bytes, received_at: int, lane: Lane) -> PublishRequest:
+    def _request(self, raw: bytes, received_at: int, lane: Lane, types: frozenset[str]) -> PublishRequest:
         origin = PeerOrigin(
-            self._peer_id, received_at, self._peer.trust_received_at, self._parts.max_backfill_seconds
+            self._peer_id,
+            received_at,
+            self._peer.trust_received_at,
+            self._parts.max_backfill_seconds,
+            types,
+            self._authors,
         )
         return PublishRequest(raw, None, lane, time.monotonic(), origin)
 
@@ -277,7 +285,7 @@ class Judging:
         return is_whole, {author: KeyAnswer(is_whole, is_alone, verdicts[author]) for author in authors}
 
     async def _take_key(self, event: QueuedEvent) -> KeyVerdict:
-        request = self._request(bytes(event.packet), event.received_at, self._key_lane)
+        request = self._request(bytes(event.packet), event.received_at, self._key_lane, IDENTITY_TYPES)
         answer: asyncio.Future[KeyVerdict] = asyncio.get_running_loop().create_future()
         self._answers[request] = answer
         self._parts.admission.submit(request)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from msgspec import Raw
 from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.keys import IDENTITY_TYPES
 from strata.relays.connection.queue import QueuedEvent
 
 from relayd.admission.refusals import UNAVAILABLE
@@ -263,6 +264,14 @@ async def test_keys_of_authors_that_nobody_asked_for_are_not_judged():
     link.judging.publish_refused(await next_request(link, 0), NOT_THE_AUTHORS)
     assert (await next_request(link, 1)).raw == PACKET.canonical
     assert taken == 1000 and len(link.submitted) == 2
+
+
+async def test_an_answer_about_keys_brings_nothing_but_keys():
+    link = begun(Keys())
+    link.judging.publish_refused(await next_request(link, 0), NOT_THE_AUTHORS)
+    packet, keys = link.submitted[0], await next_request(link, 1)
+    assert packet.origin is not None and keys.origin is not None
+    assert (packet.origin.types, keys.origin.types) == (frozenset(), IDENTITY_TYPES)
 
 
 FUTURE = InvalidPacket(ErrorCode.TIMESTAMP_IN_FUTURE, "not yet")

@@ -6,6 +6,7 @@ A verdict settles the packet, or has it judged again: later, or once its author'
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import deque
@@ -84,6 +85,8 @@ class Judging:
         self._tasks: set[asyncio.Task[None]] = set()
         self._resuming: dict[Intake, deque[asyncio.Future[None]]] = {}
         """Packets whose wait is over, and which wait for a place among those under way."""
+        self._half_full = asyncio.Event()
+        """Set, and replaced, when packets may wait for their time no longer."""
         self._is_closed = False
         self.payer = Unbilled()
         """The peer takes turns at the database with everybody, and pays nothing: the operator chose it."""
@@ -108,6 +111,9 @@ class Judging:
 
     def has_room(self, intake: Intake) -> bool:
         """Whether this window may take one more packet; `wake` is called when that may have changed."""
+        if intake.is_half_full:
+            self._half_full.set()
+            self._half_full = asyncio.Event()
         if self._parts.admission.is_full():
             self._parts.admission.hold(self)
             return False
@@ -173,10 +179,12 @@ class Judging:
         match verdict:
             case PeerVerdict.LATER:
                 del self._items[request]
-                now = self._parts.clock()
+                delay = retry_delay(item, packet, error, self._parts.clock())
                 if error.code is ErrorCode.TIMESTAMP_IN_FUTURE:
                     self._wait(intake, item)
-                self._spawn(self._later(intake, item, retry_delay(item, packet, error, now)))
+                    self._spawn(self._in_time(intake, item, delay, self._half_full))
+                else:
+                    self._spawn(self._later(intake, item, delay))
                 self._parts.told.verdicts(verdict)
             case PeerVerdict.KEYS if packet is not None:
                 del self._items[request]
@@ -253,6 +261,14 @@ class Judging:
 
     async def _later(self, intake: Intake, item: Item, delay: float) -> None:
         await asyncio.sleep(delay)
+        await self._resume(intake, item)
+
+    async def _in_time(self, intake: Intake, item: Item, delay: float, half_full: asyncio.Event) -> None:
+        """Judge a packet again when it is due, or, for the last time, when it may wait no longer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await half_full.wait()
+                item.attempts = MAX_ATTEMPTS
         await self._resume(intake, item)
 
     async def _with_keys(self, intake: Intake, item: Item, author: str) -> None:

@@ -372,3 +372,23 @@ async def test_what_nobody_asked_a_peer_for_is_not_stored(tmp_path):
         )
         peer = await peer_of(relay.process)
         assert (peer["state"], peer["offences"]) == ("connected", 0)
+
+
+@pytest.mark.req("R-364")
+async def test_a_packet_dated_ahead_does_not_stop_the_reading_of_what_follows(tmp_path):
+    """Where the upstream's clock is ahead, any stranger can publish one there."""
+    upstream, author = Upstream(), new_identity()
+    packets = [make(author, age=-3480), *(make(author, n=n) for n in range(9500))]
+    upstream.log += [(packet, packet.timestamp) for packet in packets]
+    async with reading(tmp_path, upstream, metrics_listen="127.0.0.1:0", reconcile_interval=0) as (relay, _):
+
+        def stored() -> float:
+            try:
+                return relay.process.metric("relayd_peer_packets_total", outcome="stored")
+            except KeyError:  # it has not begun to read
+                return 0
+
+        await eventually(lambda: stored() == 9500)
+        await eventually(lambda: _refused(relay.process, upstream.relay_id) == {"timestamp_in_future": 1})
+        peer = await peer_of(relay.process)
+        assert (peer["state"], peer["offences"]) == ("connected", 0)

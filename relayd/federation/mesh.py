@@ -64,8 +64,11 @@ class Mesh:
         self._peers = {did: _Peer(group, now) for did, group in groups.items()}
 
     def start(self, did: str, cursor: str | None, now: float) -> None:
-        """Reading begins here, at the stored cursor."""
-        self._peers[did].checkpoints = deque([(now, cursor)])
+        """Reading begins here, at the stored cursor. If an earlier link has passed it, what was read
+        behind it still counts: links that each last less than a minute would never get further."""
+        peer = self._peers[did]
+        if cursor is None or cursor not in [each[1] for each in peer.checkpoints]:
+            peer.checkpoints = deque([(now, cursor)])
 
     def heard(self, did: str) -> None:
         """The peer sends its log. Being connected is not enough: a peer that refuses on each attempt would

@@ -112,12 +112,16 @@ class SimulatedRelay:
         self.mesh = Mesh(self.did, dict.fromkeys(others, group), self.world.now)
         self.readers: dict[str, Reader] = {}
         for did in others:
-            cursor = self.cursors.get(did)
-            self.readers[did] = Reader(Intake(cursor), taken=cursor)
-            self.mesh.start(did, cursor, self.world.now)
+            self.link(did)
         self.rounds = {
             did: Rounds(self.world.compares_each, self.world.now, self.world.random.random) for did in others
         }
+
+    def link(self, did: str) -> None:
+        """Begin a link at the stored place."""
+        cursor = self.cursors.get(did)
+        self.readers[did] = Reader(Intake(cursor), taken=cursor)
+        self.mesh.start(did, cursor, self.world.now)
 
     def back_up(self) -> None:
         """Keep a copy of the stored state."""

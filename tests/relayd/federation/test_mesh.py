@@ -135,3 +135,17 @@ def test_a_restart_before_a_death_is_noticed_skips_nothing():
 def test_where_nothing_is_left_out_the_place_of_the_moment_is_stored():
     made = mesh()
     assert made.to_store(C, "there", 10.0, with_batch="further") == "further"
+
+
+def test_links_that_each_last_less_than_a_minute_get_further_all_the_same():
+    made, stored, read = mesh(), "0", 0
+    made.start(A, stored, 0.0)
+    for at in range(0, 900, 5):
+        if at % 45 == 0:  # the link ends, and another one begins at the stored place
+            made.start(A, stored, float(at))
+            read = int(stored)
+        read += 5
+        stored = made.to_store(A, str(read), float(at)) or "0"
+    assert int(stored) > 200
+    made.start(A, None, 900.0)  # an operator has it read again from the beginning
+    assert made.to_store(A, "5", 905.0) is None

@@ -78,6 +78,10 @@ def test_what_a_relay_published_before_it_died_for_good_comes_from_the_others(se
         world.run(5)
         if unnoticed and world.random.random() < 0.2:
             world.relays[world.random.choice(rest)].start()
+        elif unnoticed and world.random.random() < 0.2:
+            one, other = world.random.sample(rest, 2)
+            world.relays[one].mesh.lost(other, world.now)
+            world.relays[one].link(other)
     world.relays[gone].up = False
     for _ in range(world.random.randrange(12)):
         world.publish(world.random.choice(rest))

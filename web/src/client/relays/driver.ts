@@ -41,6 +41,7 @@ const FINAL_CLOSE_CODES = [1002, 1003, 1007, 1008, 1009, 1010];
 const GOODBYE_CODES = [1001, 1012, 1013];
 const CHALLENGE_PATIENCE_SECONDS = 1;
 const MAX_EARLY_FRAMES = 64;
+const SILENT: Ending = { code: 1006, reason: "the relay has fallen silent" };
 const ERROR_SECONDS = 0.02;
 
 interface Waiter<T> {
@@ -286,7 +287,7 @@ export class Driver {
       // A relay that says goodbye has not failed: it makes way for another one, or restarts.
       const worth = GOODBYE_CODES.includes(ending.code) ? backoffBase : stableAfter;
       if (isMade && this.now() - this.madeAt >= worth) this.backoff.reset();
-      await this.sleep(this.backoff.nextDelay());
+      if (ending !== SILENT) await this.sleep(this.backoff.nextDelay()); // the network may be there again
     }
     globalThis.removeEventListener?.("online", this.wake);
     globalThis.document?.removeEventListener("visibilitychange", this.wake);
@@ -419,7 +420,7 @@ export class Driver {
     // A browser's WebSocket reports nothing when its peer disappears without closing.
     if (this.core.liveness.isGone) {
       this.hurry();
-      this.hangUp?.({ code: 1006, reason: "the relay has fallen silent" });
+      this.hangUp?.(SILENT);
     }
     this.arm();
     if (isDecided) this.more.changed();

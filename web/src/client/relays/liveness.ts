@@ -140,15 +140,16 @@ export class Liveness {
     if (now < this.wakeAt) return;
     const { pingInterval } = this.options;
     if (!isPublishing) this.quietAt = now;
+    const silentAt = Math.max(this.heardAt, this.quietAt) + SILENT_SECONDS;
     if (now >= this.endsAt) {
       this.endsAt = Infinity;
       this.isGone = true;
       this.patience *= 2; // it may be too busy to answer: do not come back ever so often
-    } else if (now - Math.max(this.heardAt, this.quietAt) >= SILENT_SECONDS) {
+    } else if (now >= silentAt) {
       this.doubt();
     } else if (isWaiting && this.endsAt === Infinity && now - this.heardAt >= pingInterval) {
       this.wantsProbe = this.isConnected;
     }
-    this.wakeAt = Math.min(now + Math.min(LOOK_SECONDS, pingInterval / 4), this.endsAt);
+    this.wakeAt = Math.min(now + Math.min(LOOK_SECONDS, pingInterval / 4), this.endsAt, silentAt > now ? silentAt : Infinity);
   }
 }

@@ -19,7 +19,14 @@ def place(ordinal: int, name: str = "ab") -> PacketPlace:
 
 def test_lines_are_read_in_their_order(tmp_path: Path):
     path = tmp_path / "places.jsonl"
-    path.write_bytes(place_line(place(9)) + b"\n\n" + place_line(place(2)) + b"\r\n" + place_line(place(3)))
+    path.write_bytes(
+        b"\xef\xbb\xbf"
+        + place_line(place(9))
+        + b"\n\n"
+        + place_line(place(2))
+        + b"\r\n"
+        + place_line(place(3))
+    )
     assert read_places(str(path)) == [place(9), place(2), place(3)]
 
 

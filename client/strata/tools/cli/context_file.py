@@ -18,6 +18,7 @@ from typing import Self
 
 import msgspec
 
+from strata.protocol.text_files import utf8_of
 from strata.tools.cli import output
 from strata.tools.cli.files import replace_file
 
@@ -65,10 +66,10 @@ class ContextFile:
         if not path.is_absolute():
             return cls(path, _Contents())
         try:
-            return cls(path, _DECODER.decode(path.read_bytes()))
+            return cls(path, _DECODER.decode(utf8_of(path.read_bytes())))
         except FileNotFoundError:
             return cls(path, _Contents())
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} holds no contexts ({error}); mend or remove it") from None
 
     @classmethod

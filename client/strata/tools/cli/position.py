@@ -10,6 +10,7 @@ from typing import Self
 
 import msgspec
 
+from strata.protocol.text_files import utf8_of
 from strata.relays.connection import Delivery
 from strata.tools.cli.files import replace_file
 
@@ -83,10 +84,10 @@ class PositionFile:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ValueError(f"{self._path} cannot keep a position: its folder cannot be written to")
         try:
-            return _DECODER.decode(self._path.read_bytes())
+            return _DECODER.decode(utf8_of(self._path.read_bytes()))
         except FileNotFoundError:
             return None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             raise ValueError(f"{self._path} holds no position; remove it to start anew") from None
 
     def advance(self, position: SavedPosition) -> None:

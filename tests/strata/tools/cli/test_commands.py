@@ -141,6 +141,27 @@ async def test_refusals_and_bad_lines_are_told_by_line_and_the_rest_goes_on(publ
     assert "line 2: " in err and "not here" in err and "line 3: " in err and "line 4: " in err
 
 
+async def test_the_mark_that_windows_puts_before_utf_8_is_no_text(publisher, extended):
+    process = await publisher.start("publish", "--stdin")
+    for piece in (b"\xef", b"\xbb\xbf", b'{"type":"NOTE","n":1}\r\n', b"two\r\n"):
+        process.stdin.write(piece)
+        await process.stdin.drain()
+    process.stdin.close()
+    assert await process.wait() == 0
+    contents = [packet.content for packet, _ in extended.model.log]
+    assert contents == [{"type": "NOTE", "n": 1}, {"type": "POST", "text": "two"}]
+
+
+@pytest.mark.parametrize("coding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+async def test_utf_16_is_refused_as_a_whole(publisher, extended, coding):
+    text = '{"type":"NOTE"}\r\ntwo\r\n'.encode(coding)
+    code, out, err = await publisher("publish", "--stdin", stdin=text)
+    assert (code, out) == (1, "") and "the text is UTF-16; save it as UTF-8" in err
+    code, out, err = await publisher("channel", "room", "--topic", "/a/1/b/json", stdin=text)
+    assert code == 1 and "the text is UTF-16; save it as UTF-8" in err
+    assert [packet for packet, _ in extended.model.log if packet.content_type in ("NOTE", "POST")] == []
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["--text", "a", "--stdin"], ["--content", "{"], ["--content", "[]"]]
 )

@@ -133,6 +133,16 @@ def test_a_relay_named_as_an_argument_comes_from_the_environment_too(file, unuse
     assert url in done.stderr and NOWHERE not in done.stderr
 
 
+def test_a_file_that_windows_has_saved_is_read(file):
+    strata("context", "add", "home", "--relay", "wss://one.example/strata")
+    saved = file.read_bytes()
+    file.write_bytes(b"\xef\xbb\xbf" + saved.replace(b"\n", b"\r\n"))
+    assert "one.example" in strata("context", "list").stdout
+    file.write_text(saved.decode(), encoding="utf-16")
+    shown = strata("context", "list")
+    assert shown.exit_code == 2 and "the text is UTF-16" in shown.stderr
+
+
 def test_a_user_without_a_home_has_no_contexts(file, monkeypatch):
     for name in ("HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)

@@ -18,9 +18,9 @@ from typing import Self
 
 import msgspec
 
+from strata.protocol.files import replace_file
 from strata.protocol.text_files import utf8_of
 from strata.tools.cli import output
-from strata.tools.cli.files import replace_file
 
 __all__ = ["ContextFile", "SavedContext", "nearest"]
 

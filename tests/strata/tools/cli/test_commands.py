@@ -384,7 +384,8 @@ def test_contents():
 
 
 def test_a_position_that_nobody_could_keep_is_told_before_the_first_packet(tmp_path, monkeypatch):
-    for wrong in (tmp_path, tmp_path / "no folder" / "p", Path("")):
+    (tmp_path / "link").symlink_to(tmp_path / "no folder" / "p")
+    for wrong in (tmp_path, tmp_path / "no folder" / "p", Path(""), tmp_path / "link", Path(os.devnull)):
         with pytest.raises(ValueError, match="cannot keep a position: name a file"):
             PositionFile(wrong).load()
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -395,6 +396,9 @@ def test_a_position_that_nobody_could_keep_is_told_before_the_first_packet(tmp_p
 def test_a_position_is_replaced_whole(tmp_path):
     file = PositionFile(tmp_path / "p")
     assert file.load() is None
+    (tmp_path / "p").touch()  # as mktemp makes it
+    assert file.load() is None
+    (tmp_path / "p").unlink()
     file.save()
     assert not list(tmp_path.iterdir())
     for n in range(2):

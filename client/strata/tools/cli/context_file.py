@@ -137,6 +137,10 @@ class ContextFile:
             raise ValueError("a name has up to 64 letters, digits, dots, dashes and underscores")
         if name in self._contents.contexts:
             raise ValueError(f"there is a context {name} already; remove it first")
+        try:
+            msgspec.json.encode(context)
+        except UnicodeEncodeError:
+            raise ValueError("a context cannot keep a path that is not UTF-8; rename the file") from None
         self._contents.contexts[name] = context
 
     def use(self, name: str | None) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from cryptography import x509
 
+from relayd.addresses import ascii_host
 from relayd.config import Settings
 from relayd.postgres.durable import make_durable
 
@@ -132,6 +133,7 @@ def lacks_name(cert: Path, public_url: str | None) -> str | None:
     host = urlsplit(public_url or "").hostname
     if host is None:
         return None
+    host = ascii_host(host) or host
     names = {name.lower() for name in read_certificate(cert).names}
     wild = "*." + host.partition(".")[2]
     with contextlib.suppress(ValueError):

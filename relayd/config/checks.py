@@ -12,13 +12,12 @@ from strata.protocol.auth import MIN_LIFETIME_SECONDS
 from strata.protocol.ids import is_did
 from strata.protocol.keys import IDENTITY_TYPES
 
-from relayd.addresses import is_network
+from relayd.addresses import is_network, normal_origin
 from relayd.config.settings import Settings, setting_table
 from relayd.database_url import fault_of
 
 __all__ = ["advice", "contradictions", "unknown"]
 
-_ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^/?#\s:@]+)(:\d{1,5})?|null", re.IGNORECASE)
 _EVERY_INTERFACE = frozenset({"", "0.0.0.0", "::"})
 _RATE_LIMITS = frozenset(
     {"max_connections_per_address", "auth_limit", "connection_limit"}
@@ -117,7 +116,7 @@ def _access_problems(settings: Settings) -> list[str]:
     problems += [
         f"allowed_origins: {origin} is not an origin such as https://example.org"
         for origin in settings.allowed_origins
-        if _ORIGIN.fullmatch(origin) is None
+        if normal_origin(origin) is None
     ]
     return problems
 

@@ -156,6 +156,8 @@ def test_a_relay_makes_its_own_certificate_once_and_all_of_it(tmp_path):
     assert lacks_name(files.cert, settings.public_url) is None
     assert lacks_name(files.cert, "wss://other.example.net/s") == "other.example.net"
     assert lacks_name(files.cert, "wss://[::1]:7447/s") is None
+    umlaut = write_dev_certificates(tmp_path / "umlaut", ("bücher.example",))
+    assert lacks_name(umlaut.cert, "wss://Bücher.example/s") is None
 
 
 def test_files_that_are_named_come_before_one_of_the_relay_s_own(tmp_path, made):

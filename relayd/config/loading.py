@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 from strata.protocol.auth import MAX_LIFETIME_SECONDS
+from strata.protocol.text_files import utf8_of
 
 from relayd.config.checks import advice, contradictions, unknown
 from relayd.config.settings import (
@@ -96,7 +97,7 @@ def _from_file(path: Path | None, problems: list[str]) -> dict[str, Any]:
             path = _in_folder(path, problems)
         if path is None:
             return {}
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(utf8_of(path.read_bytes()).decode())
     except (OSError, ValueError, RecursionError) as error:  # also for too long a number, or too deep a list
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
         problems.append(f"{path}: {error.strerror if isinstance(error, OSError) else why}")
@@ -143,10 +144,11 @@ def _read_secret(variable: str, environ: Mapping[str, str], problems: list[str])
         problems.append(f"{variable} and {variable.removesuffix('_FILE')} exclude each other")
         return None
     try:
-        return Path(environ[variable]).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        problems.append(f"{variable}: cannot read {environ[variable]}: {why}")
+        return utf8_of(Path(environ[variable]).read_bytes()).decode().strip()
+    except (OSError, ValueError) as error:
+        why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        told = error.strerror if isinstance(error, OSError) else why
+        problems.append(f"{variable}: cannot read {environ[variable]}: {told}")
         return None
 
 

@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import quote
 
 from relayd import failpoints
 from relayd.left_folders import is_held
@@ -35,6 +34,7 @@ from relayd.logs import get_logger, problem_of
 from relayd.postgres.binaries import EmbeddedPostgresError, Owner, find_binaries, open_to, server_owner
 from relayd.postgres.durable import make_durable
 from relayd.postgres.process import ServerProcess, is_postgres
+from relayd.postgres.running import fits_url, url_of
 from relayd.store.provision import provision
 
 __all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "is_abandoned", "is_used"]
@@ -44,7 +44,6 @@ _logger = get_logger(__name__)
 _MAJOR = 18
 _USER = "relayd"
 _PORT = 5432
-_MAX_SOCKET_BYTES = 100
 _LOCK = "relayd.lock"
 _LINK_NOTE = "relayd.link"
 _UNFINISHED = "relayd.restoring"
@@ -125,7 +124,7 @@ class EmbeddedPostgres:
     def url(self) -> str:
         """The URL of the database, for processes of this machine that run as root or as the server's user."""
         folder = self._alias or self._cluster
-        return f"postgresql://{_USER}@/{_USER}?host={quote(str(folder))}&port={self._port}"
+        return url_of(folder, self._port)
 
     @property
     def tcp_url(self) -> str:
@@ -255,7 +254,7 @@ class EmbeddedPostgres:
         if version != str(_MAJOR):
             raise EmbeddedPostgresError(f"{self._cluster} holds data of PostgreSQL {version}, not {_MAJOR}")
         self._clear_stale_pid()
-        if len(os.fsencode(self._cluster / f".s.PGSQL.{self._port}")) > _MAX_SOCKET_BYTES:
+        if not fits_url(self._cluster, self._port):
             # The server binds a relative path; clients connect through a short link to the same folder.
             self._alias = self._short_link()
 

@@ -125,7 +125,7 @@ def is_postgres(pid: int, folder: Path) -> bool:
     """Whether a live process belongs to a PostgreSQL server on this folder, as far as the system shows."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # a stale file may have a number that no process can have
         return False
     except PermissionError:
         pass

@@ -26,6 +26,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 import msgspec
 from strata.protocol.errors import ErrorCode, InvalidInput, InvalidPacket
 from strata.protocol.packets import MAX_FUTURE_SECONDS, Packet
+from strata.protocol.text_files import utf8_of
 from strata.protocol.tombstones import read_tombstone
 
 from relayd.admission.limits import AdmissionLimits
@@ -292,9 +293,14 @@ def _place_of(line: bytes) -> tuple[bytes, int] | None:
 
 
 def _lines(source: BinaryIO) -> Iterator[_Line]:
-    """The lines of a file. Of a line that is too long, only the first part is returned."""
+    """The lines of a file. Of a line that is too long, only the first part is returned.
+
+    Raises `ValueError` for UTF-16.
+    """
     for number in itertools.count(1):
         text = source.readline(_MAX_LINE_BYTES)
+        if number == 1:
+            text = utf8_of(text)
         if not text:
             return
         rest = text

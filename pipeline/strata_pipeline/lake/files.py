@@ -18,10 +18,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 from strata_pipeline.errors import LakeBusy, LakeError
 
 __all__ = [
+    "WRITER_OPTIONS",
     "awaited",
     "count",
     "exchange",
@@ -241,6 +243,14 @@ def exchange(one: Path, other: Path) -> None:
         os.rename(aside, other)
     sync(one.parent)
     sync(other.parent)
+
+
+WRITER_OPTIONS: Final = {
+    "parquet.summary.metadata.level": "NONE",
+    "parquet.bloom.filter.enabled": "false",
+}
+"""Options with which Spark writes the files of a lake, whatever its cluster sets: no `_metadata` beside them,
+and no filters in them, by which readers could miss rows that checks of a lake find."""
 
 
 def without_notes(folder: Path) -> None:

@@ -186,6 +186,8 @@ def test_the_settings_in_effect_are_a_settings_file_without_secrets(tmp_path):
     assert done.exit_code == 0
     assert "port = 1234\n" in done.stdout
     assert SEED not in done.stdout
+    latin = relayd("check-config", "--json", env={"RELAYD_DATA_DIR": os.fsdecode(b"/caf\xe9")})
+    assert json.loads(latin.stdout)["data_dir"] == "/caf?"
     as_json = json.loads(relayd("check-config", "--json", env={"RELAYD_CONFIG": str(file)}).stdout)
     assert (as_json["port"], as_json["retention_days"], as_json["database_url"]) == (1234, 7, None)
 

@@ -89,6 +89,21 @@ def test_a_file_that_cannot_be_read_is_named(toml, tmp_path, path_text, problem)
     assert problem in found
 
 
+def test_files_of_windows_are_read(tmp_path):
+    file, secret = tmp_path / "c.toml", tmp_path / "secret"
+    file.write_bytes(b'\xef\xbb\xbfport = 1\r\nhost = "a"\r\n')
+    secret.write_bytes(b"\xef\xbb\xbfpostgresql://h/d\r\n")
+    settings = load(file, {"RELAYD_DATABASE_URL_FILE": str(secret)})
+    assert (settings.port, settings.host, settings.database_url) == (1, "a", "postgresql://h/d")
+    file.write_text("port = 1", encoding="utf-16")
+    secret.write_text("postgresql://h/d", encoding="utf-16")
+    said = "the text is UTF-16; save it as UTF-8 (PowerShell: Out-File -Encoding utf8)"
+    assert problems(file, {"RELAYD_DATABASE_URL_FILE": str(secret)}) == [
+        f"{file}: {said}",
+        f"RELAYD_DATABASE_URL_FILE: cannot read {secret}: {said}",
+    ]
+
+
 def test_a_file_that_is_not_utf_8_is_said_to_be_none(tmp_path):
     (tmp_path / "relayd.toml").write_bytes(b"\xff")
     assert problems(tmp_path / "relayd.toml") == [f"{tmp_path}/relayd.toml: not UTF-8"]

@@ -17,6 +17,7 @@ import typer
 from strata.protocol.fields import is_content_id
 from strata.protocol.ids import is_did
 from strata.protocol.sentences import sentence
+from strata.protocol.text_files import json_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -59,7 +60,7 @@ def write_key_file(path: Path) -> None:
 
 def write_record(record: Mapping[str, object]) -> None:
     """Write one JSON object as a line to stdout at once. Raises `BrokenPipeError` as `write_line` does."""
-    _write(_ENCODER.encode(record))
+    _write(json_of(record))
 
 
 def _write(line: bytes) -> None:

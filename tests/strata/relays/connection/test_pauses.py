@@ -1,0 +1,168 @@
+"""A program that pauses, and a link that dies without a word, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import strata
+from strata.channels.connecting import connect
+from strata.relays.connection import Options
+
+from tests.support.relays import take
+
+SOURCES = str(Path(strata.__file__).parent.parent)
+IMPATIENT = Options(
+    backoff_base=0.05,
+    backoff_cap=20.0,
+    manifest_timeout=5,
+    history_timeout=2.0,
+    ack_timeout=2.0,
+    publish_timeout=2.0,
+    page_events=50,
+    queue_events=100,
+)
+PAUSE = 3.5
+"""Longer than each of those timeouts."""
+
+
+def block(seconds):
+    """Stop the whole program, the loop included."""
+    time.sleep(seconds)
+
+
+class Link:
+    """A TCP proxy. `cut` leaves its present connections open, and lets nothing through them any more."""
+
+    def __init__(self, port):
+        self._upstream = port
+        self._tasks = set()
+        self._writers = []
+        self.connections = 0
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.url = f"ws://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/strata"
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+        self.cut()
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+    def cut(self):
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+
+    async def _accept(self, reader, writer):
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
+        self._writers += [writer, up_writer]
+        self.connections += 1
+        for source, sink in ((reader, up_writer), (up_reader, writer)):
+            self._tasks.add(asyncio.create_task(self._pass(source, sink)))
+
+    async def _pass(self, source, sink):
+        while piece := await source.read(65_536):
+            sink.write(piece)
+        sink.transport.abort()
+
+
+async def test_a_consumer_that_blocks_the_loop_still_gets_every_page(extended, make):
+    await extended.append(*map(make, range(400)))
+    found = []
+    # The relay has a loop of its own in a real program: here it stands still too, and answers late.
+    async with connect(extended.url, options=IMPATIENT) as relay:
+        async for delivery in relay.subscribe(live=False):
+            found.append(delivery.packet.packet_id)
+            if len(found) in (1, 210):
+                block(PAUSE)
+    assert found == [packet.packet_id for packet, _ in extended.model.log]
+
+
+async def test_a_publish_is_answered_though_the_program_was_busy(extended, make):
+    async with connect(extended.url, options=IMPATIENT) as relay:
+        publishes = [asyncio.create_task(relay.publish(make(n))) for n in range(20)]
+        await extended.next(strata.protocol.wire.Publish)
+        block(PAUSE)
+        published = await asyncio.gather(*publishes)
+    assert len(published) == 20
+    assert relay.statistics.publishes_timed_out == 0
+    assert len(extended.model.log) == 20
+
+
+STOPPED = """
+import asyncio, sys
+from strata import connect
+from strata.relays.connection import Options
+
+async def main():
+    options = Options(history_timeout=2.0, page_events=50, queue_events=100)
+    async with connect(sys.argv[1], options=options) as relay:
+        async for delivery in relay.subscribe(live=False):
+            print(delivery.packet.packet_id, flush=True)
+            await asyncio.sleep(0.002)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_program_that_is_stopped_and_continued_gets_every_page(extended, make):
+    await extended.append(*map(make, range(600)))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STOPPED, extended.url,
+        env={**os.environ, "PYTHONPATH": SOURCES},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stderr is not None
+    for _ in range(3):
+        found = [(await process.stdout.readline()).decode().strip() for _ in range(60)]
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(PAUSE)
+        process.send_signal(signal.SIGCONT)
+    rest = (await process.stdout.read()).decode().split()
+    assert (await process.wait(), await process.stderr.read()) == (0, b"")
+    assert found and 180 + len(rest) == 600
+
+
+async def test_a_publish_into_a_dead_link_arrives_over_the_next_one(extended, make):
+    """Without a probe the ping of the thirtieth second finds it after ninety seconds."""
+    options = replace(IMPATIENT, publish_timeout=30.0, ack_timeout=15.0, backoff_cap=0.1)
+    async with Link(extended.port) as link, connect(link.url, options=options) as relay:
+        await relay.publish(make(0))
+        link.cut()
+        publishes = [relay.publish(make(n)) for n in range(1, 5)]
+        published = await asyncio.gather(*publishes)
+        assert not any(each.duplicate for each in published)
+        assert relay.statistics.connections == 2
+    assert len(extended.model.log) == 5
+
+
+async def test_a_link_that_died_during_a_pause_is_left_at_once(extended, make):
+    """Nothing is published: the pause alone is the reason, and the subscription goes on."""
+    async with Link(extended.port) as link, connect(link.url, options=IMPATIENT) as relay:
+        live = relay.subscribe()
+        await extended.append(make(0))
+        assert len(await take(live, 1)) == 1
+        link.cut()
+        block(7)
+        await extended.append(make(1))
+        (packet,) = await asyncio.wait_for(take(live, 1), 20)
+        assert packet.packet_id == make(1).packet_id
+        assert relay.statistics.connections == 2
+
+
+async def test_a_silent_relay_is_given_up_on_time_by_a_program_that_looks(extended, make):
+    extended.model.answer = lambda message: "silence"
+    async with connect(extended.url, options=IMPATIENT) as relay:
+        with pytest.raises(strata.RequestTimeout):
+            await asyncio.wait_for(relay.publish(make(0)), 20)
+        assert relay.statistics.connections_lost == 0

@@ -89,7 +89,8 @@ class RelayLiveness:
         self._connected = True
         self._heard_at = self._quiet_at = now
         self._ping_at = now + self._interval
-        self.wake_at = min(self.wake_at, self._ping_at)
+        if self._looked_at is not None:
+            self.wake_at = min(self.wake_at, self._ping_at)
 
     def connection_lost(self) -> None:
         """Note the end of the connection."""

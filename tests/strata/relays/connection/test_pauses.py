@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import strata
 from strata.channels.connecting import connect
+from strata.protocol import wire
 from strata.relays.connection import Options
 
 from tests.support.relays import take
@@ -38,13 +39,17 @@ def block(seconds):
 
 
 class Link:
-    """A TCP proxy. `cut` leaves its present connections open, and lets nothing through them any more."""
+    """A TCP proxy. `cut` leaves its present connections open, and lets nothing through them any more. While
+    `lets_answers` is not set, the relay's answers are kept."""
 
     def __init__(self, port):
         self._upstream = port
         self._tasks = set()
         self._writers = []
-        self.connections = 0
+        self.lets_answers = asyncio.Event()
+        self.lets_answers.set()
+        self.asked = asyncio.Event()
+        """Set when the client has sent something."""
 
     async def __aenter__(self):
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -66,37 +71,39 @@ class Link:
     async def _accept(self, reader, writer):
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
         self._writers += [writer, up_writer]
-        self.connections += 1
         for source, sink in ((reader, up_writer), (up_reader, writer)):
-            self._tasks.add(asyncio.create_task(self._pass(source, sink)))
+            self._tasks.add(asyncio.create_task(self._pass(source, sink, is_answer=sink is writer)))
 
-    async def _pass(self, source, sink):
+    async def _pass(self, source, sink, is_answer):
         while piece := await source.read(65_536):
+            if is_answer:
+                await self.lets_answers.wait()
+            else:
+                self.asked.set()
             sink.write(piece)
         sink.transport.abort()
 
-
-async def test_a_consumer_that_blocks_the_loop_still_gets_every_page(extended, make):
-    await extended.append(*map(make, range(400)))
-    found = []
-    # The relay has a loop of its own in a real program: here it stands still too, and answers late.
-    async with connect(extended.url, options=IMPATIENT) as relay:
-        async for delivery in relay.subscribe(live=False):
-            found.append(delivery.packet.packet_id)
-            if len(found) in (1, 210):
-                block(PAUSE)
-    assert found == [packet.packet_id for packet, _ in extended.model.log]
+    async def keep_answers(self):
+        """Keep the answers from now on, and wait until the client has asked for more."""
+        self.lets_answers.clear()
+        self.asked.clear()
+        await self.asked.wait()
 
 
-async def test_a_publish_is_answered_though_the_program_was_busy(extended, make):
-    async with connect(extended.url, options=IMPATIENT) as relay:
-        publishes = [asyncio.create_task(relay.publish(make(n))) for n in range(20)]
-        await extended.next(strata.protocol.wire.Publish)
+async def test_a_program_that_was_busy_still_gets_the_answers_to_its_questions(extended, make):
+    """It is busy for longer than its timeouts, while a page of history and publishes have no answer yet."""
+    await extended.append(*map(make, range(100)))
+    async with Link(extended.port) as link, connect(link.url, options=IMPATIENT) as relay:
+        link.lets_answers.clear()
+        found = asyncio.create_task(take(relay.fetch(), 100))
+        publishes = [asyncio.create_task(relay.publish(make(n))) for n in range(100, 120)]
+        await extended.next(wire.Publish)
         block(PAUSE)
-        published = await asyncio.gather(*publishes)
-    assert len(published) == 20
-    assert relay.statistics.publishes_timed_out == 0
-    assert len(extended.model.log) == 20
+        link.lets_answers.set()
+        assert len(await asyncio.gather(*publishes)) == 20
+        assert len(await found) == 100
+        assert relay.statistics.connections == 1
+    assert len(extended.model.log) == 120
 
 
 STOPPED = """
@@ -117,20 +124,22 @@ asyncio.run(main())
 
 async def test_a_program_that_is_stopped_and_continued_gets_every_page(extended, make):
     await extended.append(*map(make, range(600)))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", STOPPED, extended.url,
-        env={**os.environ, "PYTHONPATH": SOURCES},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None and process.stderr is not None
-    for _ in range(3):
-        found = [(await process.stdout.readline()).decode().strip() for _ in range(60)]
+    async with Link(extended.port) as link:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", STOPPED, link.url,
+            env={**os.environ, "PYTHONPATH": SOURCES},
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        found = [await process.stdout.readline()]
+        await link.keep_answers()
         process.send_signal(signal.SIGSTOP)
+        link.lets_answers.set()
         await asyncio.sleep(PAUSE)
         process.send_signal(signal.SIGCONT)
-    rest = (await process.stdout.read()).decode().split()
-    assert (await process.wait(), await process.stderr.read()) == (0, b"")
-    assert found and 180 + len(rest) == 600
+        found += (await process.stdout.read()).splitlines()
+        assert (await process.wait(), await process.stderr.read()) == (0, b"")
+    assert [line.decode().strip() for line in found] == [packet.packet_id for packet, _ in extended.model.log]
 
 
 async def test_a_publish_into_a_dead_link_arrives_over_the_next_one(extended, make):

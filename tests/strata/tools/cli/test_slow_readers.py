@@ -121,6 +121,27 @@ async def test_all_that_is_stored_is_printed_once_a_reader_goes_on(piped, extend
     assert (len(lines), code, err) == (900, 0, "")
 
 
+async def test_a_live_subscription_that_keeps_its_position_goes_on_after_a_stall(
+    piped, extended, make, tmp_path
+):
+    await extended.append(*map(make, range(600)))
+    await piped.start("subscribe", "--state", tmp_path / "state")
+    await piped.is_full()
+    await extended.append(*map(make, range(600, 900)))
+    text = b""
+    while text.count(b"\n") < 900:
+        text += await asyncio.to_thread(os.read, piped._out, PIPE_BYTES)
+    await extended.append(make(900))
+    text += await asyncio.to_thread(os.read, piped._out, PIPE_BYTES)
+    piped.process.send_signal(signal.SIGINT)
+    assert await asyncio.wait_for(piped.process.wait(), 20) == 130
+    assert [line.split()[-1].decode() for line in text.splitlines()] == [
+        packet.packet_id for packet, _ in extended.model.log
+    ]
+    position = PositionFile(tmp_path / "state").load()
+    assert position is not None and position.cursor.endswith(":900")
+
+
 async def test_an_interrupt_ends_a_command_whose_reader_is_stuck(piped, extended, make, tmp_path):
     """The position is that of the last packet that stdout took."""
     await extended.append(*map(make, range(900)))

@@ -184,13 +184,15 @@ class Core:
             self._publishing.postpone(by)
             for stream in self._streams:
                 stream.postpone(by)
-        if is_away:
-            self._liveness.probe()
         return is_away
 
     def pinged(self, now: float) -> None:
         """Note that the ping has been sent."""
         self._liveness.pinged(now, self._publishing.bytes_in_flight)
+
+    def answered(self) -> None:
+        """Note that the pong to the last ping has come."""
+        self._liveness.answered()
 
     def connection_made(self, announced: Announced, now: float, *, unix_now: float = 0.0) -> None:
         """Note a new connection: send what has no answer, and resume each subscription at its position.
@@ -318,7 +320,7 @@ class Core:
 
     @property
     def wants_ping(self) -> bool:
-        """Whether the shell must send a ping, and then call `pinged`."""
+        """Whether the shell must send a ping, then call `pinged`, and `answered` when its pong has come."""
         return self._liveness.wants_ping
 
     @property

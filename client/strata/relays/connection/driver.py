@@ -9,7 +9,7 @@ import math
 import random
 import ssl as ssl_module
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import replace
 from typing import Final
 
@@ -121,6 +121,8 @@ class Driver:
         self._hurry = asyncio.Event()
         """Set if the next attempt to connect must not wait: the program was away, or the relay is gone."""
         self._socket: ClientSocket | None = None
+        self._pong: Awaitable[float] | None = None
+        """The answer to the last ping."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._is_opened = False
@@ -393,15 +395,21 @@ class Driver:
                         await socket.send(frame, text=True)
                 if self._core.wants_ping:
                     async with PeerTimeout(self._options.write_timeout):
-                        await socket.ping()
+                        self._pong = await socket.ping()
                     with self.step as core:
                         core.pinged(self.loop.time())
+                    asyncio.ensure_future(self._pong).add_done_callback(self._on_pong)
             except ConnectionClosed:
                 return
             except TimeoutError:
                 socket.transport.abort()
                 return
             await self._writable.wait()
+
+    def _on_pong(self, pong: asyncio.Future[float]) -> None:
+        if pong is self._pong and not pong.cancelled() and pong.exception() is None:
+            with self.step as core:
+                core.answered()
 
     # Before and after every step.
 

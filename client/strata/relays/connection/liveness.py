@@ -8,7 +8,7 @@ clock may stand still, so a wall clock that has gone further is a sign of a paus
 
 An idle connection is pinged every `ping_interval` and given up after `ping_timeout` (R-130). After a long
 pause, and if a request has been waiting for some seconds in which nothing came at all, the ping goes out at
-once, and its answer is expected soon. Any bytes are an answer.
+once, and its answer is expected soon. Other bytes only give it time: they may have come before the pause.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -38,7 +38,8 @@ class RelayLiveness:
     """Judges one relay over all connections. While there is none, only pauses are noted.
 
     Before each step the owner calls `heard`, with the time at which bytes last came, and `look`. It sends a
-    ping when it `wants_ping`, calls `pinged` once that was sent, and drops a connection that `is_gone`.
+    ping when it `wants_ping`, calls `pinged` once that was sent and `answered` when the pong to the last ping
+    has come, and drops a connection that `is_gone`.
     """
 
     def __init__(self, options: Options) -> None:
@@ -54,6 +55,8 @@ class RelayLiveness:
         self._resumed_at = -math.inf
         self._heard_at = self._quiet_at = -math.inf
         self._ping_at = self._ends_at = math.inf
+        self._ping_timeout = math.inf
+        """How long nothing may come after the ping that is under way."""
         self._is_probing = False
 
     def look(self, now: float, unix_now: float) -> tuple[float, bool]:
@@ -68,6 +71,9 @@ class RelayLiveness:
             return 0.0, False
         passed = now - last
         is_away = max(passed, unix_now - unix_last) >= AWAY_SECONDS + LOOK_SECONDS
+        if is_away:
+            self._patience = PROBE_SECONDS
+            self.probe()
         if passed <= LOOK_SECONDS + LATE_SECONDS:
             return 0.0, is_away
         # A program that pauses again as soon as it goes on must not put a deadline off for ever.
@@ -102,9 +108,13 @@ class RelayLiveness:
         if at > self._heard_at:
             self._heard_at = at
             if self._ends_at != math.inf:
-                self._ends_at = math.inf
-                self._patience = PROBE_SECONDS
-            self._is_probing = False
+                self._ends_at = max(self._ends_at, at + self._ping_timeout)
+
+    def answered(self) -> None:
+        """Note that the relay has answered the last ping."""
+        self._is_probing = False
+        self._ends_at = math.inf
+        self._patience = PROBE_SECONDS
 
     def probe(self) -> None:
         """Doubt the connection: ping at once, and expect an answer soon."""
@@ -117,7 +127,8 @@ class RelayLiveness:
         self.wants_ping = False
         if self._connected:
             patience = self._patience + bytes_ahead / _SLOWEST_BYTES
-            self._ends_at = now + (min(patience, self._timeout) if self._is_probing else self._timeout)
+            self._ping_timeout = min(patience, self._timeout) if self._is_probing else self._timeout
+            self._ends_at = now + self._ping_timeout
             self.wake_at = min(self.wake_at, self._ends_at)
 
     def handle_timer(self, now: float, *, awaits: Callable[[], bool], listens: bool) -> None:

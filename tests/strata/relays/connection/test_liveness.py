@@ -29,6 +29,7 @@ class Program:
         """How far the wall clock has gone beyond the monotonic one."""
         self.heard_at = -math.inf
         self.pings = []
+        self.pong_at = math.inf
         self.answers_pings = True
         self.look()
         self.connect(extensions)
@@ -37,12 +38,14 @@ class Program:
         self.core.connection_made(Announced(frozenset(extensions)), self.now)
 
     def look(self):
+        if self.pong_at <= self.now:
+            self.heard_at, self.pong_at = self.pong_at, math.inf
+            self.core.answered()
         away = self.core.look(self.now, unix_now=self.now + self.slept, heard_at=self.heard_at)
         if self.core.wants_ping:
             self.pings.append(self.now)
             self.core.pinged(self.now)
-            if self.answers_pings:
-                self.heard_at = self.now + 0.01
+            self.pong_at = self.now + 0.01 if self.answers_pings else math.inf
         return away
 
     def run(self, until):
@@ -167,7 +170,7 @@ def test_a_pong_that_came_during_a_pause_counts():
     program = Program()
     program.answers_pings = False
     program.run(89.0)  # the ping of the 30th second has one more second
-    program.heard_at = program.now + 0.5
+    program.pong_at = program.now + 0.5
     program.answers_pings = True
     program.pause(3600)
     assert not program.core.is_gone
@@ -211,10 +214,23 @@ def test_a_pause_during_a_probe_does_not_count():
     program = Program()
     program.answers_pings = False
     program.pause(20.0)
-    program.heard_at = program.now + 10
     program.pause(20.0)
-    program.run(program.now + 1)
     assert not program.core.is_gone
+    program.pong_at = program.now + 0.1  # it lay in the socket, behind much else
+    program.run(program.now + 20)
+    assert not program.core.is_gone
+
+
+def test_what_came_before_the_link_died_is_no_answer_to_the_ping_after_a_pause():
+    program = Program()
+    program.run(10.0)
+    program.answers_pings = False
+    program.pause(20.0)
+    program.heard_at = program.now + 0.5
+    began = program.now
+    program.run(began + 60)
+    assert program.core.is_gone
+    assert program.now - began <= PROBE_SECONDS + 1
 
 
 def test_a_publish_without_an_answer_is_a_reason_to_probe_and_is_sent_again():

@@ -48,8 +48,6 @@ class Link:
         self._writers = []
         self.lets_answers = asyncio.Event()
         self.lets_answers.set()
-        self.asked = asyncio.Event()
-        """Set when the client has sent something."""
 
     async def __aenter__(self):
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -78,16 +76,8 @@ class Link:
         while piece := await source.read(65_536):
             if is_answer:
                 await self.lets_answers.wait()
-            else:
-                self.asked.set()
             sink.write(piece)
         sink.transport.abort()
-
-    async def keep_answers(self):
-        """Keep the answers from now on, and wait until the client has asked for more."""
-        self.lets_answers.clear()
-        self.asked.clear()
-        await self.asked.wait()
 
 
 async def test_a_program_that_was_busy_still_gets_the_answers_to_its_questions(extended, make):
@@ -114,9 +104,10 @@ from strata.relays.connection import Options
 async def main():
     options = Options(history_timeout=2.0, page_events=50, queue_events=100)
     async with connect(sys.argv[1], options=options) as relay:
+        print("connected", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
         async for delivery in relay.subscribe(live=False):
             print(delivery.packet.packet_id, flush=True)
-            await asyncio.sleep(0.002)
 
 asyncio.run(main())
 """
@@ -128,16 +119,18 @@ async def test_a_program_that_is_stopped_and_continued_gets_every_page(extended,
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", STOPPED, link.url,
             env={**os.environ, "PYTHONPATH": SOURCES},
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        assert process.stdout is not None and process.stderr is not None
-        found = [await process.stdout.readline()]
-        await link.keep_answers()
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        assert await process.stdout.readline() == b"connected\n"
+        link.lets_answers.clear()
+        process.stdin.write(b"go on\n")
+        await extended.next(wire.Subscribe)
         process.send_signal(signal.SIGSTOP)
         link.lets_answers.set()
         await asyncio.sleep(PAUSE)
         process.send_signal(signal.SIGCONT)
-        found += (await process.stdout.read()).splitlines()
+        found = (await process.stdout.read()).splitlines()
         assert (await process.wait(), await process.stderr.read()) == (0, b"")
     assert [line.decode().strip() for line in found] == [packet.packet_id for packet, _ in extended.model.log]
 

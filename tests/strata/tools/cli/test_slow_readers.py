@@ -93,10 +93,10 @@ async def test_publishing_goes_on_beside_a_reader_that_pauses_and_reports_nothin
     """The pause is longer than the timeout of the command, during which its packets are answered."""
     count = 2000
     await piped.start(
-        "publish", "--stdin", "--timeout", "2", stdin=b"".join(b"%d\n" % n for n in range(count))
+        "publish", "--stdin", "--timeout", "4", stdin=b"".join(b"%d\n" % n for n in range(count))
     )
     await piped.is_full()
-    await asyncio.sleep(4)
+    await asyncio.sleep(6)
     lines, code, err = await piped.rest()
     assert (code, err) == (0, "")
     assert [line.decode() for line in lines] == [packet.packet_id for packet, _ in extended.model.log]

@@ -5,7 +5,8 @@ quarantine/day=2026-11-21/batch=<first>-<last>/part-….parquet
 _manifests/0000000000.json, 0000000001.json, …
 _manifests/days/2026-11-21.json                       summaries of finished days
 _staging/batch=…, _staging/day=…, _staging/erasure    what is being written
-_retired/day=2026-11-21.<Unix seconds>                files of a day that compaction has replaced
+generations/day=2026-11-21/<Unix seconds>             a link to each set of files of a day (see `day_links`)
+_retired/day=2026-11-21.<Unix seconds>                files of a day that were replaced
 _aside/                                               visible folders that belonged to no manifest
 _erased/0000000000.json, 0000000000.jsonl             what was erased since (see `erasures`)
 _witnesses/0000000000-<hash>.csv                      when other relays received packets (see `witnesses`)
@@ -23,6 +24,7 @@ from strata.protocol.lake import WITNESSES, Manifest, Span, day_text, encode, wi
 
 from strata_pipeline.lake import files
 from strata_pipeline.lake.chain import manifest_name
+from strata_pipeline.lake.day_links import link_day, newest_link
 from strata_pipeline.lake.erasures import Erasures
 from strata_pipeline.lake.state import LakeState
 from strata_pipeline.lake.stores.records import DiskRecords
@@ -30,6 +32,7 @@ from strata_pipeline.lake.witnesses import Witnesses
 
 __all__ = [
     "BATCH",
+    "GENERATIONS",
     "STAGED_MANIFEST",
     "STAGED_WITNESSES",
     "Folders",
@@ -49,6 +52,8 @@ STAGED_WITNESSES = "witnesses.csv"
 """The name of a batch's file of witnesses in `_staging`."""
 
 BATCH = re.compile(r"batch=(\d+)-(\d+)")
+GENERATIONS = "generations"
+"""The folder by whose names readers can finish what they have begun, and the table of a Delta log."""
 _DAY = re.compile(r"day=\d{4}-\d\d-\d\d")
 
 
@@ -73,6 +78,7 @@ class LakeLayout(LakeState):
         self.quarantine = root / "quarantine"
         self.manifests_folder = root / "_manifests"
         self.staging = root / "_staging"
+        self.generations = root / GENERATIONS
         self.retired = root / "_retired"
         self.aside = root / "_aside"
         self.erased = root / "_erased"
@@ -87,7 +93,9 @@ class LakeLayout(LakeState):
     def publish(self, manifest: Manifest) -> None:
         """Put the staged folders and witnesses of a batch in place, and append its sealed manifest to the
         chain."""
-        staged = self.staged_batch(manifest.span)
+        staged, day = self.staged_batch(manifest.span), self.day_folder(manifest.span.day).name
+        if (staged / self.packets.name).exists() and newest_link(self, day) is None:
+            link_day(self, day)  # first: whoever reads by links must not miss a day
         for root in (self.packets, self.quarantine):
             if (staged / root.name).exists():
                 files.place(staged / root.name, root / batch_path(manifest.span))

@@ -111,7 +111,9 @@ def test_every_reader_agrees_at_every_version_and_a_run_too_many_changes_nothing
     for version in range(4):
         found = {digest(reader(path, version)) for reader in READERS}
         assert len(found) == 1 and found.pop()[0] == expected[version]
-    [summary] = pl.scan_delta(str(path / "generations")).group_by("kind").len().sort("kind").collect().rows()[:1]
+    [summary] = (
+        pl.scan_delta(str(path / "generations")).group_by("kind").len().sort("kind").collect().rows()[:1]
+    )
     assert summary == ("NOTE", 3)
 
     # A compaction changes the files of a future version, but no row.

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from strata_pipeline.errors import UsageError
 from strata_pipeline.globs import for_duckdb, for_spark
-from strata_pipeline.lake.layout import GENERATIONS
+from strata_pipeline.lake.day_links import GENERATIONS
 
 __all__ = ["VIEWS", "Dialect", "Objects", "statements", "statements_over_objects", "statements_over_tables"]
 

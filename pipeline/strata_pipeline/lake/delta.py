@@ -24,9 +24,9 @@ from strata.protocol.lake import Manifest, day_text, parse_day
 
 from strata_pipeline.errors import LakeBusy, LakeError, UsageError
 from strata_pipeline.lake.checking import batch_name
+from strata_pipeline.lake.day_links import GENERATIONS
 from strata_pipeline.lake.delta_commits import encode_commit, read_commit
 from strata_pipeline.lake.delta_places import DeltaOnDisk, DeltaPlace, delta_log, place_of
-from strata_pipeline.lake.layout import GENERATIONS
 from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.schemas import schema
 

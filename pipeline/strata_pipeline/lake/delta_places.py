@@ -21,7 +21,6 @@ from strata.protocol.lake import Span, StoredObject
 from strata_pipeline.errors import LakeError, ObjectStoreError
 from strata_pipeline.lake import files
 from strata_pipeline.lake.contents import UNREADABLE
-from strata_pipeline.lake.day_links import link_day
 from strata_pipeline.lake.footers import check_content, check_end, check_footer
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import batch_path, span_of
@@ -84,7 +83,7 @@ def place_of(lake: AnyLake) -> DeltaPlace:
 
 def delta_log(lake: Lake) -> Path:
     """The folder of the log of a lake on a disk."""
-    return lake.generations / PurePosixPath(DELTA_LOG).name
+    return lake.links.folder / PurePosixPath(DELTA_LOG).name
 
 
 class DeltaOnDisk:
@@ -96,7 +95,7 @@ class DeltaOnDisk:
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self.table = str(lake.generations)
+        self.table = str(lake.links.folder)
         self.options: dict[str, str] | None = None
         self.log = str(delta_log(lake))
 
@@ -125,7 +124,7 @@ class DeltaOnDisk:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         with files.awaited(self._lake.root / "_delta_lock"):
-            files.make_folder(self._lake.generations)
+            files.make_folder(self._lake.links.folder)
             yield
 
     def put_log_away(self) -> None:
@@ -151,7 +150,7 @@ class DeltaOnDisk:
 
     def _named(self, folder: Path) -> Iterator[tuple[str, Path]]:
         """The files of a batch, each with its name in the log."""
-        link = link_day(self._lake, folder.parent.name).relative_to(self._lake.generations)
+        link = self._lake.links.current(folder.parent.name).relative_to(self._lake.links.folder)
         for path in sorted(folder.glob("kind=*/*.parquet")):
             yield (link / path.relative_to(folder.parent)).as_posix(), path
 

@@ -15,7 +15,6 @@ from strata.protocol.lake import Erasure, decode_erasure, encode_erasure
 
 from strata_pipeline.errors import LakeBusy
 from strata_pipeline.lake import files
-from strata_pipeline.lake.day_links import delete_kept, keep_files, link_day, point_to_kept
 from strata_pipeline.lake.layout import LakeLayout, is_stray, listed
 from strata_pipeline.lake.retired import retired
 
@@ -58,12 +57,12 @@ def place_erasure(
     (staged / TOMBSTONES).write_bytes(tombstones)
     files.make_durable(staged)
     day = lake.day_folder(record.day).name
-    kept = keep_files(lake, day, record.written_at) if keep else None
+    kept = lake.links.keep_files(day, record.written_at) if keep else None
     try:
         with unread:
             files.write_new(staged / RECORD, encode_erasure(record))
             if kept is not None:
-                point_to_kept(lake, day, kept)
+                lake.links.point_to_kept(day, kept)
             finish_erasure(lake, keep=keep)
     except LakeBusy:
         if kept is not None:
@@ -98,11 +97,11 @@ def finish_erasure(lake: LakeLayout, *, keep: bool = False) -> Erasure | None:
     if not (lake.erased / lake.erasures.names(record.number)[0]).exists():
         put_record(lake, record, (staged / TOMBSTONES).read_bytes())
     if (lake.packets / day).exists():
-        link_day(lake, day)
+        lake.links.current(day)
     # The old files hold what was to be erased.
     for old in list(retired(lake)):
         if old.day == day and not keep:
-            delete_kept(lake, old.folder, day)
+            lake.links.delete_kept(old.folder, day)
     files.remove_if_empty(lake.retired)
     for root in (lake.packets, lake.quarantine):
         # What came into the folder of the day since it was written anew is not the lake's.

@@ -16,7 +16,6 @@ from strata.protocol.lake import day_text, parse_day
 from strata_pipeline.errors import LakeBusy, LakeError
 from strata_pipeline.lake import files
 from strata_pipeline.lake.checking import Unit, unit_faults
-from strata_pipeline.lake.day_links import delete_kept, keep_files, link_day, point_to_kept
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import span_over
@@ -59,12 +58,12 @@ def replace_day(lake: Lake, day: int, staged: Path, patience: float, check: Chec
         raise
     files.make_durable(staged.parent)
     folder = lake.day_folder(day)
-    kept = keep_files(lake, folder.name, int(time.time()))
+    kept = lake.links.keep_files(folder.name, int(time.time()))
     try:
         with lake.unread(patience):
-            point_to_kept(lake, folder.name, kept)
+            lake.links.point_to_kept(folder.name, kept)
             files.exchange(folder, staged.parent)
-            link_day(lake, folder.name)
+            lake.links.current(folder.name)
     except LakeBusy:
         files.remove(kept)
         files.remove_if_empty(lake.retired)
@@ -87,7 +86,7 @@ def delete_retired(lake: Lake, now: int, grace: int, erased_grace: int = 0) -> i
         ]
         is_due = now - one.at >= grace or any(one.at <= at <= now - erased_grace for at in erased)
         if is_due and (lake.packets / one.day).is_dir():
-            delete_kept(lake, one.folder, one.day)
+            lake.links.delete_kept(one.folder, one.day)
             deleted += 1
     files.remove_if_empty(lake.retired)
     return deleted

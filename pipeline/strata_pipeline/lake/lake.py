@@ -21,7 +21,6 @@ from strata.protocol.lake import Manifest, Span, encode, seal
 from strata_pipeline.errors import LakeBusy, LakeError, UsageError
 from strata_pipeline.lake import files
 from strata_pipeline.lake.checking import Unit, units_of_day
-from strata_pipeline.lake.day_links import mend_links
 from strata_pipeline.lake.erasure_commit import RECORD
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.layout import STAGED_MANIFEST, STAGED_WITNESSES, LakeLayout, span_of
@@ -88,7 +87,7 @@ class Lake(LakeLayout):
                 )
             lake.moved += recover_batches(lake)
             with contextlib.suppress(LakeBusy), files.locked(lake.root / _DAYS_LOCK):
-                mend_links(lake)
+                lake.links.mend()
             yield lake
 
     @classmethod
@@ -103,7 +102,7 @@ class Lake(LakeLayout):
             lake.moved += recover_days(lake)
             lake._make_readers_lock()
             lake.load()
-            mend_links(lake)
+            lake.links.mend()
             yield lake
 
     @contextlib.contextmanager

@@ -24,7 +24,7 @@ from strata.protocol.lake import WITNESSES, Manifest, Span, day_text, encode, wi
 
 from strata_pipeline.lake import files
 from strata_pipeline.lake.chain import manifest_name
-from strata_pipeline.lake.day_links import link_day, newest_link
+from strata_pipeline.lake.day_links import DayLinks
 from strata_pipeline.lake.erasures import Erasures
 from strata_pipeline.lake.state import LakeState
 from strata_pipeline.lake.stores.records import DiskRecords
@@ -32,7 +32,6 @@ from strata_pipeline.lake.witnesses import Witnesses
 
 __all__ = [
     "BATCH",
-    "GENERATIONS",
     "STAGED_MANIFEST",
     "STAGED_WITNESSES",
     "Folders",
@@ -52,8 +51,6 @@ STAGED_WITNESSES = "witnesses.csv"
 """The name of a batch's file of witnesses in `_staging`."""
 
 BATCH = re.compile(r"batch=(\d+)-(\d+)")
-GENERATIONS = "generations"
-"""The folder by whose names readers can finish what they have begun, and the table of a Delta log."""
 _DAY = re.compile(r"day=\d{4}-\d\d-\d\d")
 
 
@@ -78,11 +75,11 @@ class LakeLayout(LakeState):
         self.quarantine = root / "quarantine"
         self.manifests_folder = root / "_manifests"
         self.staging = root / "_staging"
-        self.generations = root / GENERATIONS
         self.retired = root / "_retired"
         self.aside = root / "_aside"
         self.erased = root / "_erased"
         self.witnesses_folder = root / WITNESSES
+        self.links = DayLinks(root)
         super().__init__(
             str(root),
             DiskRecords(self.manifests_folder),
@@ -94,8 +91,8 @@ class LakeLayout(LakeState):
         """Put the staged folders and witnesses of a batch in place, and append its sealed manifest to the
         chain."""
         staged, day = self.staged_batch(manifest.span), self.day_folder(manifest.span.day).name
-        if (staged / self.packets.name).exists() and newest_link(self, day) is None:
-            link_day(self, day)  # first: whoever reads by links must not miss a day
+        if (staged / self.packets.name).exists() and self.links.newest(day) is None:
+            self.links.current(day)  # first: whoever reads by links must not miss a day
         for root in (self.packets, self.quarantine):
             if (staged / root.name).exists():
                 files.place(staged / root.name, root / batch_path(manifest.span))

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -33,6 +34,7 @@ from tests.support.toy_lakes import (
     write_batch,
 )
 
+AHEAD: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1, "use_threads": False}
 ALL = [place(n) for n in (1, 2, 3, 4)] + [place(1, DAY + 1)]
 
 
@@ -77,7 +79,7 @@ def test_what_is_not_ours_or_still_needed_is_not_deleted(path):
 
 
 def _with_pyarrow(path: Path) -> Iterator[pa.RecordBatch]:
-    yield from pads.dataset(newest_files(path), partitioning="hive").to_batches(["sequence"])
+    yield from pads.dataset(newest_files(path), partitioning="hive").to_batches(["sequence"], **AHEAD)
 
 
 def _with_polars(path: Path) -> Iterator[pa.RecordBatch]:
@@ -95,7 +97,7 @@ def _with_view(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _with_delta(path: Path) -> Iterator[pa.RecordBatch]:
-    yield from DeltaTable(path / "generations").to_pyarrow_dataset().to_batches(["sequence"])
+    yield from DeltaTable(path / "generations").to_pyarrow_dataset().to_batches(["sequence"], **AHEAD)
 
 
 @pytest.mark.parametrize("read_with", [_with_pyarrow, _with_polars, _with_view, _with_delta])

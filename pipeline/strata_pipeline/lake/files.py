@@ -27,6 +27,7 @@ __all__ = [
     "awaited",
     "count",
     "exchange",
+    "free_name",
     "is_abandoned",
     "is_occupied",
     "locked",
@@ -221,12 +222,18 @@ def settle(source: Path, target: Path) -> None:
 def move(source: Path, folder: Path, name: str) -> Path:
     """Rename into a folder, under a name or, if that is taken, the name and a number; return the new path."""
     make_folder(folder)
-    target, number = folder / name, 1
-    while target.exists():
-        target, number = folder / f"{name}.{number}", number + 1
+    target = free_name(folder, name)
     os.rename(source, target)
     sync(folder)
     sync(source.parent)
+    return target
+
+
+def free_name(folder: Path, name: str) -> Path:
+    """The path in a folder under a name or, if that is taken, the name and a number."""
+    target, number = folder / name, 1
+    while target.exists():
+        target, number = folder / f"{name}.{number}", number + 1
     return target
 
 

@@ -167,6 +167,26 @@ def connections_to(pid: int, port: int) -> int:
     return sum(bool(each.raddr) and each.raddr[1] == port for each in psutil.Process(pid).net_connections())
 
 
+def test_a_start_that_waits_for_a_name_can_be_stopped(tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib, socket, time\n"
+        "real = socket.getaddrinfo\n"
+        "def hangs(host, *arguments, **options):\n"
+        "    if host == 'hangs.test':\n"
+        "        pathlib.Path('asked').touch()\n"
+        "        time.sleep(600)\n"
+        "    return real(host, *arguments, **options)\n"
+        "socket.getaddrinfo = hangs\n"
+    )
+    relay = RelayProcess(tmp_path, host="hangs.test", python_path=str(tmp_path))
+    relay.spawn()
+    with contextlib.ExitStack() as stack:
+        stack.callback(relay.kill)
+        wait_until((tmp_path / "asked").exists, "the question", 60)
+        relay.terminate()
+        assert relay.wait() == 0
+
+
 def test_a_relay_beside_a_peer_that_stands_still_ends_in_time(tmp_path: Path):
     with silent_server() as port:
         peers = tmp_path / "peers.toml"

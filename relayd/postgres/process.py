@@ -13,7 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from relayd.logs import get_logger
+
 __all__ = ["ServerProcess", "is_postgres"]
+
+_log = get_logger("relayd.postgres")
 
 _FAST_SECONDS: Final = 60.0
 _AT_ONCE_SECONDS: Final = 2.0
@@ -124,6 +128,7 @@ class ServerProcess:
         if self.is_alive():
             await self._end(signal.SIGQUIT, _AT_ONCE_SECONDS)
         if self.is_alive():
+            _log.warning("embedded_postgres_killed", problem="it did not shut down in time")
             children = []
             with contextlib.suppress(OSError):
                 children = self._child_pids()

@@ -263,7 +263,7 @@ class _Crew:
         # A renewal takes time, and the workers whose turn is last must not serve those who are blocked until
         # then. The workers also log what has changed, and what waits for a restart of the whole relay.
         _signal_all(self._workers, signal.SIGHUP)
-        installed = installed_version()
+        installed = await beside(installed_version)
         if waiting or installed != self._version:
             self._version = installed
             _log.info("workers_make_way", version=installed, settings=sorted(waiting))

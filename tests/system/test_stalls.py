@@ -138,6 +138,7 @@ async def test_a_relay_beside_a_database_that_stands_still_ends_in_time(tmp_path
                 relay.terminate()
                 assert await asyncio.to_thread(relay.wait) == 0
                 assert not psutil.wait_procs(below, timeout=5)[1], "one of its processes is left"
+        assert relay.logged("embedded_postgres_killed") == 1
         relay.start()
         assert relay.get(f"/packets/{packet.packet_id}")[0] == 200
 

@@ -230,6 +230,7 @@ class Metrics:
             "place",
             FAULT_PLACES,
         )
+        self.log_lines_dropped = _log_lines_dropped(registry)
         self.loop_lag_seconds = Histogram(
             "relayd_loop_lag_seconds",
             "How late the event loop ran, sampled a hundred times a second.",
@@ -621,6 +622,15 @@ class SupervisorMetrics:
             "reason",
             WORKER_RESTARTS,
         )
+        self.log_lines_dropped = _log_lines_dropped(registry)
+
+
+def _log_lines_dropped(registry: CollectorRegistry) -> Counter:
+    return Counter(
+        "relayd_log_lines_dropped_total",
+        "Log lines that found no room because the log was not read, or that could not be written.",
+        registry=registry,
+    )
 
 
 def share_between_processes(directory: Path) -> None:

@@ -10,6 +10,7 @@ folder that is often empty. `--data-dir` on the command line selects the embedde
 from __future__ import annotations
 
 import dataclasses
+import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from relayd.config.settings import (
     setting_table,
 )
 
-__all__ = ["ConfigurationError", "Reloaded", "load", "reloaded"]
+__all__ = ["ConfigurationError", "Reloaded", "load", "read_only_once", "reloaded"]
 
 # Variables with our prefix that are not settings: the path of the file, and those for tests.
 _OTHER_VARIABLES = ("RELAYD_CONFIG", "RELAYD_FAILPOINTS")
@@ -206,6 +207,12 @@ def reloaded(settings: Settings) -> Reloaded:
     """
     if settings.origin is None:
         return Reloaded(settings)
+    file, environ, _ = settings.origin
+    secrets = [environ.get(f"{row.variable}_FILE") for row in setting_table().values() if row.secret]
+    files = [Path(path) for path in secrets if path]
+    files += [] if file is None else [file, file / CONFIG_NAME]
+    if problems := [problem for path in files if (problem := read_only_once(path))]:
+        raise ConfigurationError(problems)
     fresh = load(*settings.origin)
     differing = [name for name in setting_table() if getattr(fresh, name) != getattr(settings, name)]
     reloadable = {row.name for row in setting_table().values() if row.reload}
@@ -219,6 +226,19 @@ def reloaded(settings: Settings) -> Reloaded:
         restart_needed=tuple(name for name in differing if name not in reloadable),
         fresh=fresh,
     )
+
+
+def read_only_once(path: Path) -> str | None:
+    """The reason why a running relay cannot read this file again; None if it can, or if nothing is there.
+
+    A pipe gives its text only once: then it seems to be empty, or keeps the reader waiting.
+    """
+    try:
+        if not path.exists() or path.is_file() or path.is_dir() or path.samefile(os.devnull):
+            return None
+    except OSError:  # reading it tells why
+        return None
+    return f"{path}: not a regular file, so it cannot be read again: use a regular file, or restart the relay"
 
 
 def _clamped(settings: Settings) -> Settings:

@@ -84,6 +84,9 @@ class EmbeddedPostgres:
     `tcp_port` makes the server also listen on 127.0.0.1 (0 is not accepted: choose one), with the password
     that `tcp_url` contains; Spark and JDBC need that. Children of this process may also use `url`.
 
+    `left` tells how many seconds this process has left to live, once that is known: stopping the server takes
+    no longer.
+
     `fill` is called in a thread to make a cluster in place of `initdb`, with a folder that does not exist yet
     and a function that says whether to stop. Then `start` refuses a folder that has a cluster. Until `accept`
     is called, however this ends, the folder is refused to every start without `fill`.
@@ -96,6 +99,7 @@ class EmbeddedPostgres:
         tcp_port: int | None = None,
         start_timeout: float = 120.0,
         fill: Callable[[Path, Callable[[], bool]], None] | None = None,
+        left: Callable[[], float] | None = None,
     ) -> None:
         self._data_dir = Path(data_dir).resolve()
         self._cluster = self._data_dir / f"postgres-{_MAJOR}"
@@ -104,6 +108,7 @@ class EmbeddedPostgres:
         self._port = tcp_port or _PORT  # it names the socket even if nothing listens on TCP
         self._start_timeout = start_timeout
         self._fill = fill
+        self._left = left or (lambda: float("inf"))
         self._is_new = False
         self._owner: Owner | None = None
         self._lock_fd: int | None = None
@@ -172,7 +177,7 @@ class EmbeddedPostgres:
         """Shut the server down and release the folder. Idempotent; after cancelling, it still shuts down."""
         self._stopping = True
         if self._server is not None:
-            await self._server.stop()
+            await self._server.stop(self._left)
         self._release()
 
     def accept(self) -> None:
@@ -214,7 +219,7 @@ class EmbeddedPostgres:
             # A server that has given up keeps refusing everybody and never ends, even when told to shut down.
             if suspicions >= (_LOOKS_WHILE_STOPPING if self._state() == "stopping" else _LOOKS):
                 _logger.error("embedded_postgres_gave_up", problem=self._last_words())
-                await server.stop(timeout=1.0)
+                await server.stop(lambda: 4.0)
 
     async def _prepared(self) -> None:
         preparing = asyncio.ensure_future(asyncio.to_thread(self._prepare))
@@ -409,7 +414,7 @@ class EmbeddedPostgres:
                     raise EmbeddedPostgresError(f"PostgreSQL did not start in time; {said}")
                 said = self._last_words()
         except BaseException:
-            await asyncio.shield(server.stop())
+            await asyncio.shield(server.stop(self._left))
             raise
 
     def _tend_files(self) -> None:

@@ -181,7 +181,19 @@ def test_compose_and_image_agree():
     assert re.findall(r"^FROM \S+ AS pipeline$", dockerfile, re.MULTILINE)
     assert "target: pipeline" in compose
     # `docker build .` builds the last stage.
-    assert dockerfile.rpartition("\nFROM ")[2].endswith('ENTRYPOINT ["relayd"]\nCMD ["serve"]\n')
+    assert dockerfile.rpartition("\nFROM ")[2].endswith('"relayd"]\nCMD ["serve"]\n')
+
+
+def test_an_init_is_the_first_process_of_every_container():
+    """Otherwise a SIGTERM that comes before the program has a handler is lost."""
+    stages = (ROOT / "Dockerfile").read_text().split("\nFROM ")
+    run = [stage for stage in stages if "ENTRYPOINT" in stage]
+    assert len(run) == 2
+    for stage in run:
+        assert 'ENTRYPOINT ["/usr/bin/tini", "--", ' in stage
+        assert re.search(r"apt-get install .*\btini\b", stage)
+    for path in ("kubernetes/relayd.yaml", "helm/relayd/templates/deployment.yaml"):
+        assert "command:" not in (ROOT / "deploy" / path).read_text()  # it would replace the init
 
 
 def test_compose_passes_on_what_protects_a_relay_and_bounds_each_container():

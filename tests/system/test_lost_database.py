@@ -4,39 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
-import psutil
 import pytest
 
 from tests.support.bare_client import BareClient, open_client, publish_text
 from tests.support.made_packets import ids_of, make, new_identity
-from tests.support.relay_process import RelayProcess, running
+from tests.support.relay_process import RelayProcess, frozen, running
 
 
 def url_of(relay: RelayProcess) -> str:
     """The URL of a relay's embedded database, for a superuser of this machine."""
     folder = next(Path(str(relay.settings["data_dir"])).glob("postgres-*"))
     return f"postgresql://relayd@/relayd?host={folder}&port=5432"
-
-
-@contextlib.contextmanager
-def frozen(relay: RelayProcess) -> Iterator[None]:
-    """Suspend PostgreSQL: connections stay open and nothing answers."""
-    server = relay.postgres()
-    server.suspend()  # first, so that it starts no process that is not suspended
-    processes = [server, *server.children(recursive=True)]
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.suspend()
-    try:
-        yield
-    finally:
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.resume()
 
 
 async def readiness(relay: RelayProcess, status: int, timeout: float = 60.0) -> None:

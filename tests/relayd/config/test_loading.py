@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 from pathlib import Path
 
@@ -175,6 +176,24 @@ def test_tls_is_switched_on_and_off_by_a_restart_alone(toml, on_at_start):
     found = reloaded(settings)
     assert (found.settings.tls_cert, found.settings.tls_key) == (settings.tls_cert, settings.tls_key)
     assert (found.changed, found.restart_needed) == (("blocked_types",), ("tls_cert", "tls_key"))
+
+
+@pytest.mark.parametrize("kind", ["config", "secret"])
+def test_a_reload_reads_nothing_from_a_pipe(tmp_path, kind):
+    """It was read at the start; now it is empty, or its reader would wait for a writer."""
+    pipe = tmp_path / "pipe"
+    pipe.write_text("blocked_types = ['X']" if kind == "config" else "postgresql://u@h/d")
+    settings = load(pipe) if kind == "config" else load(None, {"RELAYD_DATABASE_URL_FILE": str(pipe)})
+    pipe.unlink()
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigurationError) as found:
+        reloaded(settings)
+    (problem,) = found.value.problems
+    assert problem.startswith(f"{pipe}: not a regular file") and "restart the relay" in problem
+
+
+def test_a_reload_of_no_settings_at_all_is_no_error():
+    assert reloaded(load(Path("/dev/null"))).changed == ()
 
 
 def test_a_reload_reads_secret_files_again_and_never_tells_what_they_hold(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +17,10 @@ from strata.protocol.packets import Packet, build
 
 from tests.faults.clock import SteppedClock
 from tests.support.bare_client import open_client
-from tests.support.forks import RELAYD
+from tests.support.forks import RELAYD, run_fork
 from tests.support.made_packets import make, new_identity
-from tests.support.relay_process import RelayProcess, running
+from tests.support.relay_process import RelayProcess, environment, running
+from tests.support.waiting import until
 from tests.system.test_identity import Holder
 
 HOUR, YEARS = 3600, 10 * 365 * 86_400
@@ -109,12 +109,12 @@ async def test_what_is_acknowledged_reaches_readers(tmp_path, clock, seconds):
             relay.start()
 
 
-def of_the_log(relay: RelayProcess, folder: Path, *command: str) -> Any:
+def said_by(relay: RelayProcess, *command: str) -> Any:
     """What a command says about this relay's log, as JSON."""
-    ran = subprocess.run(
-        [*RELAYD, *command, "--data-dir", folder / "relay" / "data", "--json"], capture_output=True, text=True
-    )
-    return json.loads(ran.stdout)
+    env = environment({"data_dir": relay.settings["data_dir"]})
+    _, out, err = run_fork(RELAYD, [*command, "--json"], env=env)
+    assert out, err.decode()
+    return json.loads(out)
 
 
 @pytest.mark.req("R-074", "R-099")
@@ -133,26 +133,20 @@ async def test_a_log_of_the_future_is_reported_and_mended(tmp_path, clock):
         relay.start()
         await until(lambda: relay.metric("relayd_log_ahead_seconds") > HOUR)
         assert relay.logged("log_ahead_of_clock")
-        (found,) = [row for row in of_the_log(relay, tmp_path, "doctor") if row["name"] == "log"]
+        (found,) = [row for row in said_by(relay, "doctor") if row["name"] == "log"]
         assert found["verdict"] == "warning" and "relayd mend-times" in found["advice"]
-        mended = of_the_log(relay, tmp_path, "mend-times")
+        mended = said_by(relay, "mend-times")
         assert (mended["packets"], mended["identity_packets"]) == (1, 1)
         relay.stop()
         relay.start()
         await until(lambda: relay.metric("relayd_log_bytes") > 0)
         assert relay.metric("relayd_log_ahead_seconds") <= SKEW
-        assert not [row for row in of_the_log(relay, tmp_path, "doctor") if row["name"] == "log"]
+        assert not [row for row in said_by(relay, "doctor") if row["name"] == "log"]
         async with open_client(relay.ws) as client:
             assert (await client.publish(early))["type"] == "OK"
         async with strata.connect(relay.ws) as reader:
             read = reader.fetch(authors=[who.did], types=["POST"])
             assert [delivery.packet.packet_id async for delivery in read] == [early.packet_id]
-
-
-def bans(relay: RelayProcess, folder: Path, *command: str) -> None:
-    subprocess.run(
-        [*RELAYD, *command, "--data-dir", folder / "relay" / "data"], check=True, capture_output=True
-    )
 
 
 async def test_a_ban_that_ends_in_an_hour_holds_after_the_clock_was_ahead(tmp_path, clock):
@@ -163,7 +157,7 @@ async def test_a_ban_that_ends_in_an_hour_holds_after_the_clock_was_ahead(tmp_pa
             return await client.publish(make(who, age=HOUR))
 
     with running(relay_with(clock, tmp_path / "relay")) as relay:
-        bans(relay, tmp_path, "ban", who.did, "--for", "1h", "--reason", "a test")
+        said_by(relay, "ban", who.did, "--for", "1h", "--reason", "a test")
         while (await answer())["type"] == "OK":
             pass
         clock.step(2 * HOUR)

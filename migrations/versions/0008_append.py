@@ -4,7 +4,8 @@
   but never further ahead of the clock than `relayd.lineage.SKEW_SECONDS`. `last_received_at` is the log's own
   time, by which days and sequences go: it never decreases.
 - A packet that is stored while the log's own time is ahead has the time it is told by in `witnessed_at`, as a
-  packet of a peer has. `.most_ahead`: the most by which the two times of such a packet differ.
+  packet of a peer has, and `ingest_peer` is 0.
+- `.most_ahead`: the most by which the two times of such a packet differ.
 - `.latest_told_at`: the latest time ever given; beyond the clock, packets are said to be from the future.
 - The append functions of programs of the previous revision have one argument less, and stay as they were.
 """
@@ -57,6 +58,7 @@ DECLARE
     v_identity bigint;
     v_stands boolean;
     v_own bigint;  -- NULL unless the packets are told another time than the log's own
+    v_here integer;
 BEGIN
     SELECT h.last_sequence, greatest(given.at, h.last_received_at), given.at, h.last_identity_sequence,
             h.tag = p_tag AND h.last_sequence >= p_seen AND h.home = h.tableoid
@@ -76,6 +78,7 @@ BEGIN
         RETURN;
     END IF;
     v_own := nullif(told, received);
+    v_here := CASE WHEN v_own IS NOT NULL THEN 0 END;
     v_day := received / 86400;
     base := greatest(previous, v_day << 32);
     IF base > previous THEN
@@ -90,8 +93,8 @@ BEGIN
     IF known_ids IS NULL AND p_keys IS NULL AND p_annotations IS NULL THEN
         INSERT INTO packets
                 (sequence, received_at, "timestamp", expires_at, packet_id, author_id, content_type, body,
-                witnessed_at)
-            SELECT base + n, received, t, e, i, a, c, b, v_own
+                witnessed_at, ingest_peer)
+            SELECT base + n, received, t, e, i, a, c, b, v_own, v_here
             FROM unnest(p_ids, p_authors, p_types, p_timestamps, p_expires, p_bodies)
                 WITH ORDINALITY AS new (i, a, c, t, e, b, n);
         INSERT INTO packet_ids (packet_id, sequence, received_at)
@@ -100,8 +103,8 @@ BEGIN
     ELSE
         WITH stored AS (
             INSERT INTO packets (sequence, received_at, "timestamp", expires_at, packet_id, author_id,
-                    content_type, body, annotation, witnessed_at)
-                SELECT base + row_number() OVER (ORDER BY n), received, t, e, i, a, c, b, s, v_own
+                    content_type, body, annotation, witnessed_at, ingest_peer)
+                SELECT base + row_number() OVER (ORDER BY n), received, t, e, i, a, c, b, s, v_own, v_here
                 FROM unnest(p_ids, p_authors, p_types, p_timestamps, p_expires, p_bodies, p_keys,
                         p_annotations) WITH ORDINALITY AS new (i, a, c, t, e, b, k, s, n)
                 WHERE known_ids IS NULL OR (i <> ALL (known_ids) AND (k IS NULL OR k <> ALL (known_ids)))
@@ -149,6 +152,7 @@ DECLARE
     v_identity bigint;
     v_stands boolean;
     v_own bigint;  -- NULL unless the packets are told another time than the log's own
+    v_here integer;
 BEGIN
     SELECT h.last_sequence, greatest(given.at, h.last_received_at), given.at, h.last_identity_sequence,
             h.tag = p_tag AND h.last_sequence >= p_seen AND h.home = h.tableoid
@@ -168,6 +172,7 @@ BEGIN
         RETURN;
     END IF;
     v_own := nullif(told, received);
+    v_here := CASE WHEN v_own IS NOT NULL THEN 0 END;
     v_day := received / 86400;
     base := greatest(previous, v_day << 32);
     IF base > previous THEN
@@ -182,7 +187,8 @@ BEGIN
     WITH stored AS (
         INSERT INTO packets (sequence, received_at, "timestamp", expires_at, packet_id, author_id,
                 content_type, body, annotation, witnessed_at, ingest_peer)
-            SELECT base + row_number() OVER (ORDER BY n), received, t, e, i, a, c, b, s, coalesce(w, v_own), d
+            SELECT base + row_number() OVER (ORDER BY n), received, t, e, i, a, c, b, s, coalesce(w, v_own),
+                coalesce(d, CASE WHEN w IS NULL THEN v_here END)
             FROM unnest(p_ids, p_authors, p_types, p_timestamps, p_expires, p_bodies, p_keys,
                     p_annotations, p_witnessed, p_peers)
                 WITH ORDINALITY AS new (i, a, c, t, e, b, k, s, w, d, n)

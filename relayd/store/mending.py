@@ -15,14 +15,14 @@ __all__ = ["Mended", "mend_times"]
 _MEND = """
 WITH own AS (
     SELECT sequence, coalesce(witnessed_at, received_at) AS told FROM packets
-    WHERE sequence > relay_position($2 + 1) AND ingest_peer IS NULL),
+    WHERE sequence > relay_position($2 + 1) AND coalesce(ingest_peer, 0) = 0),
 parted AS (
     SELECT *, count(*) FILTER (WHERE told <= $2) OVER (ORDER BY sequence DESC) AS part FROM own),
 righted AS (
     SELECT *, coalesce(max(told) FILTER (WHERE told <= $2) OVER (PARTITION BY part), $1) AS right_at
     FROM parted),
 rows AS (
-    UPDATE packets p SET witnessed_at = r.right_at FROM righted r
+    UPDATE packets p SET witnessed_at = r.right_at, ingest_peer = 0 FROM righted r
         WHERE p.sequence = r.sequence AND r.told > $2
         RETURNING p.sequence, p.received_at - r.right_at AS ahead, r.told, r.right_at, p.content_type),
 ids AS (

@@ -190,9 +190,7 @@ _CONDITIONS = {
 }
 _CONDITIONS = {name: "p." + condition for name, condition in _CONDITIONS.items()} | DECLINED_CONDITIONS
 # As `LogEntry.filtered_at`.
-_RECEIVED_AT = (
-    "CASE WHEN p.ingest_peer IS NULL THEN coalesce(p.witnessed_at, p.received_at) ELSE p.received_at END"
-)
+_RECEIVED_AT = "CASE WHEN p.ingest_peer = 0 THEN p.witnessed_at ELSE p.received_at END"
 _CONDITIONS |= {"received_since": _RECEIVED_AT + " >= {}", "received_until": _RECEIVED_AT + " <= {}"}
 _CONDITIONS["not_peers"] = "(p.ingest_peer <> ALL ({}::integer[])) IS NOT FALSE"
 

@@ -101,7 +101,7 @@ _MOVE = {
 
 
 _HAS_TOLD = """
-SELECT EXISTS (SELECT FROM packets WHERE sequence > $1 AND sequence < $2 AND ingest_peer IS NULL
+SELECT EXISTS (SELECT FROM packets WHERE sequence > $1 AND sequence < $2 AND coalesce(ingest_peer, 0) = 0
     AND coalesce(witnessed_at, received_at) < $3)
 """
 _TURN = "UPDATE log_head SET last_received_at = greatest(last_received_at, $1)"

@@ -113,7 +113,8 @@ class NewPacket(msgspec.Struct, frozen=True, gc=False):
     here, or if the peer's statement does not count (R-367, R-369). In the log also when this relay received
     it, if the log's own time was ahead then (R-099)."""
     ingest_peer: int | None = None
-    """The number of the peer that delivered it; None if it was published here (R-375)."""
+    """The number of the peer that delivered it; None if it was published here (R-375). In the log also 0: then
+    `witnessed_at` is the time of this relay itself."""
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):
@@ -135,7 +136,7 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
     @property
     def filtered_at(self) -> int:
         """The time by which filters find it: when this relay received it."""
-        return self.told_at if self.packet.ingest_peer is None else self.received_at
+        return self.told_at if self.packet.ingest_peer == 0 else self.received_at
 
 
 class PeerMark(NamedTuple):

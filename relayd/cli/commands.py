@@ -24,7 +24,7 @@ from strata.protocol.sentences import sentence
 from relayd.cli import console
 from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDir, Json
 from relayd.cli.backup import backups
-from relayd.cli.moderate import rulings, time_text
+from relayd.cli.moderate import opened_store, rulings, time_text
 from relayd.cli.peers import peers
 from relayd.cli.sessions import sessions
 from relayd.config import ConfigurationError, Settings
@@ -309,14 +309,10 @@ def mend_times(
     when the next one was, or now. The order of the log stays as it is.
     """
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-    from relayd.store import Store
     from relayd.store.mending import Mended
 
     async def run() -> Mended:
-        from relayd.database import database, require_database
-
-        require_database(settings)
-        async with database(settings) as url, await Store.open(url, allow_unsafe=True) as store:
+        async with opened_store(settings) as store:
             return await store.mend_times(int(time.time()))
 
     mended = console.run(run())

@@ -131,8 +131,8 @@ class Log:
 
         `followed` is the sequence up to which the caller has applied identity packets; None if keys do not
         matter. Raises `IdentitiesMoved`, with nothing appended, if the log holds later ones, and likewise
-        `TimeMoved` if the log would give another time than `KnownLog.time_at(now)`, as of which packets without
-        a witness were judged.
+        `TimeMoved` if the log would give another time than `KnownLog.time_at(now)`, as of which those
+        without a witness were judged.
 
         `marks` say how far peers have been read once the batch is in; they are stored with it (R-364). Marks
         that the database refuses are left out: the batch also holds what was published here.

@@ -113,8 +113,8 @@ class NewPacket(msgspec.Struct, frozen=True, gc=False):
     here, or if the peer's statement does not count (R-367, R-369). In the log also when this relay received
     it, if the log's own time was ahead then (R-099)."""
     ingest_peer: int | None = None
-    """The number of the peer that delivered it; None if it was published here (R-375). In the log also 0: then
-    `witnessed_at` is the time of this relay itself."""
+    """The number of the peer that delivered it; None if it was published here (R-375). In the log also 0:
+    then `witnessed_at` is the time of this relay itself."""
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):

@@ -135,9 +135,9 @@ async def test_a_log_of_the_future_is_reported_and_mended(tmp_path, clock):
         assert relay.logged("log_ahead_of_clock")
         (found,) = [row for row in said_by(relay, "doctor")["checks"] if row["name"] == "log"]
         assert found["verdict"] == "warning" and "relayd mend-times" in found["advice"]
-        relay.stop()
         mended = said_by(relay, "mend-times")
         assert (mended["packets"], mended["identity_packets"]) == (1, 1)
+        relay.stop()
         relay.start()
         await until(lambda: relay.metric("relayd_log_bytes") > 0)
         assert relay.metric("relayd_log_ahead_seconds") <= SKEW

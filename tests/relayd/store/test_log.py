@@ -177,6 +177,24 @@ async def test_what_was_judged_as_of_another_time_is_not_stored(store, second_st
     assert appended.dispositions == [(AppendOutcome.STORED, head + 1, NOW + 2, None)]
 
 
+@pytest.mark.req("R-099")
+async def test_processes_whose_clocks_differ_by_less_than_the_skew_agree_on_one_time(
+    store, second_store, packet
+):
+    told, judged_again = [], 0
+    for number in range(20):
+        which, now = (second_store, NOW - 200) if number % 2 else (store, NOW)
+        while True:
+            try:
+                appended = await which.append([packet(number)], now + number // 10, followed=2**60)
+                break
+            except TimeMoved:
+                judged_again += 1
+        told.append(appended.dispositions[0].received_at)
+    assert told == [NOW] * 10 + [NOW + 1] * 10
+    assert judged_again == 2, "the process that is behind learns of each second once"
+
+
 @pytest.mark.req("R-152")
 async def test_a_new_day_starts_its_own_partition_and_count(store, packet, sql):
     midnight = (NOW // DAY_SECONDS + 1) * DAY_SECONDS

@@ -303,7 +303,7 @@ def mend_times(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Mend the times of packets that were stored while a clock was ahead.
+    """Mend the times that a clock gave that was ahead.
 
     Run it once the clock is right. A packet that is told as received in the future is then told as received
     when the next one was, or now. The order of the log stays as it is.

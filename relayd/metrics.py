@@ -469,6 +469,12 @@ class Metrics:
         self.database_max_connections = _gauge(
             registry, "relayd_database_max_connections", "Connections that the database allows.", "livemax"
         )
+        self.log_ahead_seconds = _gauge(
+            registry,
+            "relayd_log_ahead_seconds",
+            "How far in the future packets of the log are told as received: a clock was ahead.",
+            "livemax",
+        )
         self.disk_free_bytes = _gauge(
             registry, "relayd_disk_free_bytes", "Free space on the disk of `data_dir`.", "livemin"
         )

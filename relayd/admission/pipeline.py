@@ -463,14 +463,15 @@ class Admission:
         """The feed has applied an identity packet or a manifest. Never raises."""
         self._lanes.applied(author, digest)
 
-    def still_admitted(self, request: PublishRequest) -> bool:
-        """Whether a packet on its way to the log is still valid by the current keys (R-074).
+    def still_admitted(self, request: PublishRequest, now: int) -> bool:
+        """Whether a packet on its way to the log is valid by the current keys, and as of the time `now` that
+        the log is to give (R-074).
 
         If not, it is answered here. Called for each append, so the usual answer costs one comparison. Never
         raises.
         """
         try:
-            return not request.is_ended and self._fits(request) and self._holds(request)
+            return not request.is_ended and self._fits(request) and self._holds(request, now)
         except Exception as error:
             self.lost(request, error)
             return False
@@ -485,10 +486,10 @@ class Admission:
         self._settle(request)
         return False
 
-    def _holds(self, request: PublishRequest) -> bool:
+    def _holds(self, request: PublishRequest, now: int) -> bool:
         packet, known = request.packet, request.known
-        is_current = self._knowledge.is_current(packet, known)
-        if is_current and (known.chain is None or self._clock() < known.until):
+        until = known.until if packet.expires_at is None else min(known.until, packet.expires_at + 1)
+        if request.latest_check <= now < until and self._knowledge.is_current(packet, known):
             return True
         fresh = self._knowledge.of(packet)
         if fresh is None:  # evicted from memory a moment ago
@@ -497,7 +498,9 @@ class Admission:
             request.known = fresh
             try:
                 # An identity packet that a lost append has stored is valid: the chain has it by now.
-                self._checker.judge(request, self._clock())
+                request.latest_check = 0
+                self._checker.weigh(request, now)
+                self._checker.judge(request, now)
                 return True
             except InvalidPacket as error:
                 request.refuse(error)

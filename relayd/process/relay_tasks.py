@@ -124,7 +124,12 @@ class Serving:
         self._scrapes = Scrapes(self._count, metrics.render)
         self._described: tuple[Settings, Bans, str, dict[str, object]] | None = None
         self._gauges = Gauges(
-            metrics, relay.access, relay.faults, settings=lambda: self._settings, sizes=store.sizes
+            metrics,
+            relay.access,
+            relay.faults,
+            settings=lambda: self._settings,
+            sizes=store.sizes,
+            latest_told_at=store.latest_told_at,
         )
 
     async def run(self, announce: Announce, stop: asyncio.Event) -> None:

@@ -28,6 +28,7 @@ from relayd.store.types import (
     PeerMark,
     StoreError,
     StoreUnavailable,
+    TimeMoved,
     UnsafeDatabase,
 )
 
@@ -37,10 +38,10 @@ _log = get_logger("relayd.store")
 
 _Result = TypeVar("_Result")
 
-_APPEND = "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+_APPEND = "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
 _APPEND_REPLICATED = (
     "SELECT * FROM relay_append_replicated($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,"
-    " $14, $15, $16, $17, $18, $19, $20, $21)"
+    " $14, $15, $16, $17, $18, $19, $20, $21, $22)"
 )
 
 _SESSION = {
@@ -131,7 +132,8 @@ class Log:
 
         `followed` is the sequence up to which the caller has applied identity packets; None if keys do not
         matter. Raises `IdentitiesMoved`, with nothing appended, if the log holds later ones, or later acts of
-        trust of an author whose act of trust is in the batch.
+        trust of an author whose act of trust is in the batch; and likewise `TimeMoved` if the log would give
+        another time than `KnownLog.time_at(now)`, as of which those without a witness were judged.
 
         `marks` say how far peers have been read once the batch is in; they are stored with it (R-364). Marks
         that the database refuses are left out: the batch also holds what was published here.
@@ -150,8 +152,11 @@ class Log:
                 _log.error("peer_marks_refused", peers=[mark.peer_id for mark in marks])
                 marks = ()
             row = await self._run(list(fresh.values()), now, followed, marks)
-        if row[1] is None:
+        if row["told"] is None:
             raise IdentitiesMoved(row[0])
+        self._known.told_at = row["told"]
+        if row[1] is None:
+            raise TimeMoved("the log gives another time")
         return Appended(row[0], _in_order(batch, _places(fresh, row), repeated))
 
     async def check(self, *, trial: bool = False) -> None:
@@ -225,14 +230,16 @@ class Log:
                 [mark.last_witness for mark in marks],
             )
 
+        more = (*peers, None if followed is None else self._known.time_at(now))
+
         async def run(connection: asyncpg.Connection) -> asyncpg.Record:
             if keep:
                 # No explicit transaction: the statement is one, and BEGIN and COMMIT cost 180 µs.
-                return await self._commit(connection, now, columns, peers)
+                return await self._commit(connection, now, columns, more)
             trial = connection.transaction()
             await trial.start()
             try:
-                return await self._stand_and_append(connection, now, columns, peers)
+                return await self._stand_and_append(connection, now, columns, more)
             finally:
                 await trial.rollback()
 
@@ -243,11 +250,11 @@ class Log:
         connection: asyncpg.Connection,
         now: int,
         columns: tuple[object, ...],
-        peers: tuple[object, ...],
+        more: tuple[object, ...],
     ) -> asyncpg.Record:
         if failpoints.ARMED:
             await failpoints.reached("store.append.before_commit")
-        row = await self._stand_and_append(connection, now, columns, peers)
+        row = await self._stand_and_append(connection, now, columns, more)
         if failpoints.ARMED:
             await failpoints.reached("store.append.after_commit")
         return row
@@ -257,14 +264,15 @@ class Log:
         connection: asyncpg.Connection,
         now: int,
         columns: tuple[object, ...],
-        peers: tuple[object, ...],
+        more: tuple[object, ...],
     ) -> asyncpg.Record:
-        """Append under the current term, whichever process opened it; `peers` is what peers' packets add."""
+        """Append under the current term, whichever process opened it; `more` is what peers' packets add,
+        and the time as of which the packets were judged."""
         known = self._known
-        statement = _APPEND_REPLICATED if peers else _APPEND
+        statement = _APPEND_REPLICATED if len(more) > 1 else _APPEND
         for _ in range(_TERM_CHANGES):
             tag = known.lineage.current.tag
-            row = await connection.fetchrow(statement, now, *columns, tag, known.seen, *peers)
+            row = await connection.fetchrow(statement, now, *columns, tag, known.seen, *more)
             if row[0] is not None:
                 return row
             await agree(connection, known)
@@ -341,7 +349,7 @@ def _blames_a_row(error: StoreError) -> bool:
 
 def _places(fresh: dict[bytes, NewPacket], row: asyncpg.Record) -> dict[bytes, Disposition]:
     """The place of each packet by its id, and that of packets that repeat it in the batch by its key."""
-    _, sequence, received_at, known_ids, known_sequences, known_received, known_of = row
+    _, sequence, _, known_ids, known_sequences, known_received, known_of, received_at = row
     known: dict[bytes, Disposition] = {}
     if known_ids:
         for known_id, first, first_at, of in zip(

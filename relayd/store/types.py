@@ -40,6 +40,7 @@ __all__ = [
     "StoreTimeout",
     "StoreUnavailable",
     "StoredPacket",
+    "TimeMoved",
     "TrustRow",
     "UnsafeDatabase",
 ]
@@ -88,6 +89,10 @@ class IdentitiesMoved(StoreError):
         self.sequence = sequence
 
 
+class TimeMoved(StoreError):
+    """Nothing was appended: the log would give another time than the one as of which the batch was judged."""
+
+
 class NewPacket(msgspec.Struct, frozen=True, gc=False):
     """An admitted packet on its way into the log."""
 
@@ -106,9 +111,11 @@ class NewPacket(msgspec.Struct, frozen=True, gc=False):
     (R-208): an encoded `strata.protocol.provenance.Downgrade`."""
     witnessed_at: int | None = None
     """When the first relay received it, according to the peer that delivered it; None if it was published
-    here, or if the peer's statement does not count (R-367, R-369)."""
+    here, or if the peer's statement does not count (R-367, R-369). In the log also when this relay received
+    it, if the log's own time was ahead then (R-099)."""
     ingest_peer: int | None = None
-    """The number of the peer that delivered it; None if it was published here (R-375)."""
+    """The number of the peer that delivered it; None if it was published here (R-375). In the log also 0:
+    then `witnessed_at` is the time of this relay itself."""
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):
@@ -116,7 +123,7 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
 
     sequence: int
     received_at: int
-    """When this relay received it, which determines days, cursors and retention."""
+    """The log's own time, which never decreases and determines days, cursors and retention."""
     packet: NewPacket
     parsed: Packet | None = None
     """The parsed body of the packet, if the creator of the entry has parsed it."""
@@ -126,6 +133,11 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
         """When the first relay received it: the time shown to readers and used to judge keys."""
         witnessed_at = self.packet.witnessed_at
         return self.received_at if witnessed_at is None else witnessed_at
+
+    @property
+    def filtered_at(self) -> int:
+        """The time by which filters find it: when this relay received it."""
+        return self.told_at if self.packet.ingest_peer == 0 else self.received_at
 
 
 class PeerMark(NamedTuple):

@@ -34,7 +34,7 @@ from relayd.config import Settings
 from relayd.database import database
 from relayd.identity.authors import DECISIVE_TYPES
 from relayd.store import Store
-from relayd.store.types import Appended, AppendOutcome, IdentitiesMoved, LogEntry, NewPacket
+from relayd.store.types import Appended, AppendOutcome, IdentitiesMoved, LogEntry, NewPacket, TimeMoved
 from relayd.transfer.examiner import Examiner, ImportCandidate
 
 __all__ = ["ExportSummary", "ImportSummary", "export_log", "import_log", "open_store", "resume_point"]
@@ -246,9 +246,9 @@ def _line_of(entry: LogEntry, tombstone: bytes) -> bytes:
         return b'{"tombstone":%b,"received_at":%d}\n' % (tombstone, entry.received_at)
     annotation = entry.packet.annotation
     found = b"" if annotation is None else b',"annotation":' + annotation
-    witness = entry.packet.witnessed_at
+    witness = None if entry.packet.ingest_peer == 0 else entry.packet.witnessed_at
     first = b"" if witness is None else b',"witnessed_at":%d' % witness
-    return b'{"packet":%b,"received_at":%d%b%b}\n' % (entry.packet.body, entry.received_at, found, first)
+    return b'{"packet":%b,"received_at":%d%b%b}\n' % (entry.packet.body, entry.filtered_at, found, first)
 
 
 def _is_empty_or_begun(path: Path) -> bool:
@@ -399,7 +399,11 @@ async def _append(
     known = await store.find(
         [item.candidate.packet.digest for item in items if isinstance(item.verdict, InvalidPacket)]
     )
-    appended = await store.append([packet for _, packet in passed], received_at, examiner.followed)
+    try:
+        appended = await store.append([packet for _, packet in passed], received_at, examiner.followed)
+    except TimeMoved:  # the log has gone on since: as packets of a peer, they keep the time of the file
+        passed = [(line, _witnessed(packet, received_at)) for line, packet in passed]
+        appended = await store.append([packet for _, packet in passed], received_at, examiner.followed)
     refused: list[_Refused] = []
     for line, candidate, verdict in items:
         if isinstance(verdict, InvalidPacket) and candidate.packet.digest in known:
@@ -422,6 +426,10 @@ async def _append(
     if stored:
         examiner.observe(stored)
     return refused
+
+
+def _witnessed(packet: NewPacket, at: int) -> NewPacket:
+    return packet if packet.witnessed_at is not None else msgspec.structs.replace(packet, witnessed_at=at)
 
 
 def _count_refused(refused: list[_Refused], summary: ImportSummary, quarantine: BinaryIO | None) -> None:

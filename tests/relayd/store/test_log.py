@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from strata.protocol.ids import Identity
 from strata.protocol.lake import DAY_SECONDS, day_of, first_of_day
 
+from relayd.lineage import SKEW_SECONDS
 from relayd.moderation import SubjectKind
 from relayd.store import AppendOutcome, Disposition, Gone, LogQuery, NewPacket, Store, StoreUnavailable
 from relayd.store.erasing import Eraser
-from relayd.store.types import IdentitiesMoved
+from relayd.store.types import IdentitiesMoved, TimeMoved
 
 NOW = 1_790_000_000
 FIRST = first_of_day(NOW // DAY_SECONDS) + 1
@@ -137,8 +138,64 @@ async def test_the_database_itself_refuses_an_id_twice_in_a_batch(sql):
 @pytest.mark.req("R-099", "R-152")
 async def test_a_clock_that_steps_back_is_held(store, second_store, packet):
     await store.append([packet(1)], NOW)
-    appended = await second_store.append([packet(2)], NOW - 3 * DAY_SECONDS)
+    appended = await second_store.append([packet(2)], NOW - SKEW_SECONDS)
     assert appended.dispositions == [(AppendOutcome.STORED, FIRST + 1, NOW, None)]
+
+
+@pytest.mark.req("R-099", "R-152", "R-305")
+@pytest.mark.parametrize("ahead", [7200, 3 * DAY_SECONDS, 3650 * DAY_SECONDS])
+async def test_the_log_is_told_no_further_ahead_of_the_clock_than_the_skew(
+    store, second_store, packet, ahead
+):
+    await store.append([packet(1)], NOW + ahead)
+    after, told = await store.head(), []
+    for number, now in enumerate([NOW, NOW + 1, NOW + SKEW_SECONDS, NOW + SKEW_SECONDS + 1, NOW + 1], 2):
+        which = second_store if number % 2 else store
+        (place,) = (await which.append([packet(number)], now)).dispositions
+        assert place.sequence == after + number - 1  # the order and the days go on where they were
+        told.append(place.received_at)
+    held = NOW + SKEW_SECONDS
+    assert told == [held, held, held, held + 1, held + 1]
+    page = await store.page(LogQuery(), 10, NOW)
+    assert [row.received_at for row in page.rows] == [NOW + ahead, *told]
+    repeated = await store.append([packet(2)], NOW + 1)
+    assert repeated.dispositions == [(AppendOutcome.DUPLICATE, after + 1, held, None)]
+    for query, expected in (
+        (LogQuery(received_since=held + 1), [NOW + ahead, held + 1, held + 1]),
+        (LogQuery(received_until=held), [held, held, held]),
+        (LogQuery(received_since=held + 1, received_until=held + 1, ascending=False), [held + 1, held + 1]),
+    ):
+        page = await store.page(query, 10, NOW)
+        assert [row.received_at for row in page.rows] == expected
+
+
+async def test_what_was_judged_as_of_another_time_is_not_stored(store, second_store, packet):
+    await second_store.append([packet(1)], NOW + 2)
+    head = await store.head()
+    with pytest.raises(TimeMoved):
+        await store.append([packet(2)], NOW, followed=head)
+    assert await store.head() == head
+    assert store.known.time_at(NOW) == NOW + 2
+    appended = await store.append([packet(2)], NOW, followed=head)
+    assert appended.dispositions == [(AppendOutcome.STORED, head + 1, NOW + 2, None)]
+
+
+@pytest.mark.req("R-099")
+async def test_processes_whose_clocks_differ_by_less_than_the_skew_agree_on_one_time(
+    store, second_store, packet
+):
+    told, judged_again = [], 0
+    for number in range(20):
+        which, now = (second_store, NOW - 200) if number % 2 else (store, NOW)
+        while True:
+            try:
+                appended = await which.append([packet(number)], now + number // 10, followed=2**60)
+                break
+            except TimeMoved:
+                judged_again += 1
+        told.append(appended.dispositions[0].received_at)
+    assert told == [NOW] * 10 + [NOW + 1] * 10
+    assert judged_again == 2, "the process that is behind learns of each second once"
 
 
 @pytest.mark.req("R-152")

@@ -365,7 +365,7 @@ class FakeKeys:
     def followed(self):
         return self.position
 
-    def still_admitted(self, ticket):
+    def still_admitted(self, ticket, now):
         if ticket in self.unwanted:
             self.answered.append(ticket)
             return False

@@ -39,7 +39,7 @@ LABEL org.opencontainers.image.title="strata-pipeline" \
 # images have no folder for.
 RUN apt-get update \
  && mkdir -p /usr/share/man/man1 \
- && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends default-jre-headless \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends default-jre-headless tini \
  && rm -rf /var/lib/apt/lists/*
 # Drivers, masters and workers have one user: executors write the files of a lake, and the driver renames them.
 RUN groupadd --system --gid 10002 strata \
@@ -58,13 +58,18 @@ USER strata
 WORKDIR /var/lib/strata
 VOLUME /lake
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["strata-pipeline"]
+ENTRYPOINT ["/usr/bin/tini", "--", "strata-pipeline"]
 CMD ["--help"]
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="relayd" \
       org.opencontainers.image.description="A relay daemon for the Strata protocol" \
       org.opencontainers.image.licenses="Apache-2.0"
+# The kernel drops signals for the first process of a container that the process has no handler for yet: an init
+# takes that place, so that SIGTERM counts from the first moment.
+RUN apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends tini \
+ && rm -rf /var/lib/apt/lists/*
 RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/relayd --create-home --shell /usr/sbin/nologin relayd
 COPY --from=build /opt/relayd /opt/relayd
 COPY --chmod=0755 deploy/docker/healthcheck.py /usr/local/bin/relayd-healthcheck
@@ -79,5 +84,5 @@ VOLUME /var/lib/relayd
 EXPOSE 7447
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 CMD ["relayd-healthcheck"]
-ENTRYPOINT ["relayd"]
+ENTRYPOINT ["/usr/bin/tini", "--", "relayd"]
 CMD ["serve"]

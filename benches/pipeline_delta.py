@@ -47,7 +47,7 @@ def measure(commits: int, folder: Path, say: Callable[[str], None]) -> list[Meas
         computed.append(1e3 * (time.process_time() - worked))
         if number % max(1, commits // _SHARE) == 0:
             say(f"delta: publish {number:,}: {published[-1]:,.0f} ms")
-    table = DeltaTable(lake / "packets")
+    table = DeltaTable(lake / "generations")
     assert table.version() == commits - 1 and table.to_pyarrow_dataset().count_rows() == rows
     shutil.rmtree(lake)
     few = max(1, commits // _SHARE)

@@ -1,4 +1,4 @@
-"""The client address of a connection, without I/O.
+"""The client address of a connection, and the origin of a web page, without I/O.
 
 A peer's address is the one its socket shows, unless that address belongs to a proxy that the operator trusts.
 Then the address is taken from the one header that the operator named. Every proxy appends the address it was
@@ -16,6 +16,7 @@ addresses. `wider_keys` are the /48 and the /32 around it, because many subscrib
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,9 +28,11 @@ __all__ = [
     "Network",
     "Networks",
     "address_key",
+    "ascii_host",
     "client_address",
     "host_from_here",
     "is_network",
+    "normal_origin",
     "parse_address",
     "parse_network",
     "wider_keys",
@@ -42,6 +45,11 @@ FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded")
 """The headers in which a proxy may name its client."""
 
 _EVERY_INTERFACE: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+_ORIGIN = re.compile(r"(https?)://(\[[0-9a-f:.]+\]|[^/?#\s:@\[\]]+)(?::(\d{1,5}))?", re.IGNORECASE)
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_NAME_OF_HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?")
+_DEVIATING: Final = frozenset("ßς\u200c\u200d")
+"""Characters that browsers write otherwise than `idna` does (UTS 46 §7)."""
 _MAX_HOPS: Final = 32
 """A longer list is not a chain of proxies."""
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::\w+)?")
@@ -52,6 +60,39 @@ _VALUE = re.compile(r'"((?:[^"\\]++|\\.)*+)"|([^\s;,"]*+)', re.DOTALL)
 _BLANKS = re.compile(r"[ \t]*+")
 _REST = re.compile(r'(?:[^",]++|"(?:[^"\\]++|\\.)*+"?)*+', re.DOTALL)
 """The rest of an element that cannot be read, up to its comma. An unterminated string takes all the rest."""
+
+
+def normal_origin(text: str) -> str | None:
+    """A web origin as browsers write it: in lower case, names in punycode, without the scheme's own port.
+
+    None for a text that no browser could mean, such as one with a path, a user or a wildcard.
+    """
+    if text.lower() == "null":  # the page of a file, or of a frame that may do little
+        return "null"
+    found = _ORIGIN.fullmatch(text)
+    host = ascii_host(found[2]) if found is not None else None
+    if found is None or host is None:
+        return None
+    scheme, port = found[1].lower(), int(found[3] or 0)
+    if port > 65_535:
+        return None
+    return f"{scheme}://{host}" + (f":{port}" if port and port != _DEFAULT_PORTS[scheme] else "")
+
+
+def ascii_host(text: str) -> str | None:
+    """A host as browsers write it, addresses of IPv6 in brackets; None for what is no host."""
+    with contextlib.suppress(ValueError):
+        if text.startswith("["):
+            return f"[{ipaddress.IPv6Address(text[1:-1])}]"
+        return str(ipaddress.IPv4Address(text))
+    try:
+        name = text.lower().encode("idna").decode()
+    except UnicodeError:
+        return None
+    # A name that ends in a number would be an address (URL Standard).
+    is_number = name.removesuffix(".").rpartition(".")[2].isdecimal()
+    is_name = _NAME_OF_HOST.fullmatch(name) is not None and not is_number
+    return name if is_name and _DEVIATING.isdisjoint(text) else None
 
 
 def parse_address(text: str) -> Address | None:

@@ -30,6 +30,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from relayd.database_url import authority_of, each_server
 from relayd.left_folders import remove_left
 from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError
 from relayd.postgres.binaries import find_binaries, server_owner
@@ -37,7 +38,6 @@ from relayd.postgres.durable import make_durable
 from relayd.postgres.embedded import is_abandoned
 from relayd.store import Store
 from relayd.store.counting import count_log, log_end, packets_beyond, reload_server, system_identifier
-from relayd.store.hosts import authority_of, each_server
 from relayd.store.migrate import migrate
 from relayd.store.types import StoreError
 

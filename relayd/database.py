@@ -11,13 +11,14 @@ from relayd.config import Settings
 from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError
 from relayd.postgres.embedded import is_used
 from relayd.postgres.running import running_server
+from relayd.process.signals import Stop
 from relayd.store.migrate import migrate
 
 __all__ = ["database", "database_beside", "require_database", "running_url"]
 
 
 @contextlib.asynccontextmanager
-async def database(settings: Settings, stop: asyncio.Event | None = None) -> AsyncIterator[str]:
+async def database(settings: Settings, stop: Stop | None = None) -> AsyncIterator[str]:
     """The URL of a migrated database: the one given, or an embedded server that runs inside this context.
 
     Raises `StoreError` if the database cannot be reached or is newer than this program. An embedded server
@@ -28,7 +29,8 @@ async def database(settings: Settings, stop: asyncio.Event | None = None) -> Asy
         await migrate(settings.database_url)
         yield settings.database_url
         return
-    async with EmbeddedPostgres(settings.data_dir) as server:
+    left = None if stop is None else stop.left
+    async with EmbeddedPostgres(settings.data_dir, left=left) as server:
         supervisor = asyncio.create_task(server.supervise(), name="embedded-postgres")
         if stop is not None:
             supervisor.add_done_callback(lambda _: stop.set())

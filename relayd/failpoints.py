@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from relayd.logs import get_logger
+from relayd.logs import flush, get_logger
 
 __all__ = ["ARMED", "POINTS", "Failpoint", "FailpointRaised", "hit", "parse", "reached"]
 
@@ -162,6 +162,8 @@ def _due(place: str) -> Failpoint | None:
     if point is None or not point.is_due():
         return None
     _log.info("failpoint", place=place, action=point.action, hits=point.hits)
+    if point.action in ("kill", "stop"):
+        flush()
     match point.action:
         case "raise":
             raise FailpointRaised(place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
 from strata.protocol.negentropy import ItemSet
@@ -13,7 +13,7 @@ from relayd.store import Store
 from relayd.store.items import ItemPlace, ItemRange
 from relayd.store.payers import NOBODY, Asker
 
-__all__ = ["TooManyItems", "gather", "in_thread", "is_of_all"]
+__all__ = ["TooManyItems", "gather", "in_thread"]
 
 T = TypeVar("T")
 
@@ -22,28 +22,25 @@ class TooManyItems(Exception):
     """There are more packets than one comparison may hold: compare a shorter period."""
 
 
-def is_of_all(span: ItemRange) -> bool:
-    """Whether packets of every type and author are compared."""
-    return not span.types and not span.authors
-
-
 async def gather(
     store: Store,
     span: ItemRange,
     *,
     max_items: int,
-    skips_of: int | None,
+    skips_of: int | None = None,
     with_declined: bool = False,
+    without: Collection[bytes] = (),
     asker: Asker = NOBODY,
     pace: Callable[[], Awaitable[None]] | None = None,
 ) -> ItemSet:
-    """The items that the log has of a range, and those that it refused from the peer `skips_of`.
+    """The items that the log has of a range, and those that it refused from the peer `skips_of`, which only
+    the side that asks may count as its own.
 
     Only the id and the time of a refused packet are remembered. So refused packets are left out of a set of
     certain types or authors: there every refused packet would differ, whatever its type.
 
-    `pace` is awaited before each page; `asker` is charged. Raises `TooManyItems`, `StoreUnavailable`,
-    `StoreTimeout`. Cancelling ends it.
+    Packets `without` are left out. `pace` is awaited before each page; `asker` is charged. Raises
+    `TooManyItems`, `StoreUnavailable`, `StoreTimeout`. Cancelling ends it.
     """
     found: set[tuple[int, bytes]] = set()
     place: ItemPlace | None = ItemPlace()
@@ -51,11 +48,11 @@ async def gather(
         if pace is not None:
             await pace()
         page = await store.items(span, place, asker.payer, with_declined=with_declined)
-        found.update(item for item in page.items if item[0] >= 0)
+        found.update(item for item in page.items if item[0] >= 0 and item[1] not in without)
         if len(found) > max_items:
             raise TooManyItems
         place = page.place
-    if skips_of is not None and is_of_all(span):
+    if skips_of is not None and not span.types and not span.authors:
         found.update(await store.skips(skips_of, span, max_items + 1, asker.payer))
         if len(found) > max_items:
             raise TooManyItems

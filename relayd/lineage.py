@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-__all__ = ["NOWHERE", "Claim", "KnownLog", "Lineage", "Mark", "Term"]
+__all__ = ["NOWHERE", "SKEW_SECONDS", "Claim", "KnownLog", "Lineage", "Mark", "Term"]
 
+SKEW_SECONDS: Final = 300
+"""The furthest that the times of the log run ahead of the clock, after the clock was set back (R-099)."""
 _TERMS_CLAIMED = 256
 """The number of latest terms that a claim names."""
 
@@ -154,7 +156,16 @@ class KnownLog:
         """Whether this process has written to the log; until then it knows only what the database reports."""
         self.is_lost = False
         """Whether the database was found to have lost what this process knows."""
+        self.told_at = 0
+        """The time that the log gave last, as far as this process knows."""
         self._on_lost = on_lost
+
+    def time_at(self, now: int) -> int:
+        """The time that the log gives to a packet when the clock says `now`; packets are judged as of it.
+
+        It is held when the clock steps back, but never further ahead than the tolerated skew (R-099).
+        """
+        return min(max(now, self.told_at), now + SKEW_SECONDS)
 
     def saw(self, sequence: int) -> None:
         """The log has reached this sequence, within the terms known here."""

@@ -1,5 +1,8 @@
 """Logging: structlog over the standard library, one line per event, on stderr.
 
+A thread writes the lines, so that nobody waits for whoever reads them: a pipe may be full, a terminal
+stopped, a disk gone. A bounded number of bytes waits, and a line that finds no room is dropped and counted.
+
 Every logger is a named stdlib logger, so other libraries' lines take the same form. The meaning of each level
 is given in docs/guides/operations.md.
 
@@ -10,11 +13,16 @@ loses its host part (R-330), unless the operator wants full addresses and it is 
 from __future__ import annotations
 
 import contextlib
+import io
 import ipaddress
 import logging
+import os
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Final, Literal, TextIO
 
 from strata.protocol.sentences import sentence
 
@@ -40,7 +48,7 @@ def _absent(*modules: str) -> Iterator[None]:
 with _absent("rich", "greenlet", "twisted"):
     import structlog
 
-__all__ = ["configure", "get_logger", "problem_of", "truncated_address"]
+__all__ = ["configure", "dropped_lines", "flush", "get_logger", "problem_of", "truncated_address"]
 
 _NEVER_LOGGED = frozenset(
     {
@@ -60,6 +68,18 @@ _NEVER_LOGGED = frozenset(
 )
 _ADDRESS_FIELDS = frozenset({"peer", "remote", "client_address"})
 
+_stamp: Final = structlog.processors.TimeStamper(fmt="iso", utc=True, key="at")
+
+_MAX_WAITING_BYTES: Final = 4 * 2**20
+_LINE_OVERHEAD: Final = 256
+"""What a waiting line costs beside its text."""
+_ATOMIC_BYTES: Final = 4096
+"""What a pipe takes in one piece: lines of several processes do not mix."""
+_GATHER_SECONDS: Final = 0.005
+"""How long the first of several lines waits for others: waking the thread for each costs more than a line."""
+_FLUSH_SECONDS: Final = 1.0
+"""How long the end of a process waits for the last lines to be written."""
+
 
 def configure(
     log_format: Literal["auto", "json", "console"] = "auto",
@@ -72,7 +92,7 @@ def configure(
     shared: list[Processor] = [
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+        _stamp,
         _withhold,
     ]
     rendering: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
@@ -109,6 +129,17 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     return logger
 
 
+def flush() -> None:
+    """Wait until the lines so far are written, for a second at most. For a process that ends at once."""
+    for each in logging.getLogger().handlers:
+        each.flush()
+
+
+def dropped_lines() -> int:
+    """The number of log lines of this process that were dropped since the last call."""
+    return sum(each.take_dropped() for each in logging.getLogger().handlers if isinstance(each, _Handler))
+
+
 def truncated_address(address: str) -> str:
     """The network of an address, without its host: /24 of IPv4, /48 of IPv6; anything else is `?`."""
     try:
@@ -120,11 +151,116 @@ def truncated_address(address: str) -> str:
     return str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False))
 
 
-class _Handler(logging.StreamHandler[TextIO]):
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Drop a line that the stream does not accept, as on a full disk; any other error is a bug."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
+class _Handler(logging.Handler):
+    """Hands lines to a thread that writes them in order.
+
+    When there is no room, lines are dropped until those that wait have been written; then one line tells how
+    many are missing. A line that the stream refuses, as on a full disk, is dropped too.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0
+        self._is_full = False
+        self._missing = 0
+        """The lines that were dropped and not yet reported in the log."""
+        self._dropped = 0
+        """The lines that were dropped and not yet counted by `take_dropped`."""
+        self._writer: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:  # our bug
+            self.handleError(record)
+            return
+        self._add(line)
+
+    def _add(self, line: str) -> None:
+        with self._changed:
+            data = f"{line}\n".encode(errors="backslashreplace")
+            if self._is_full or self._bytes > _MAX_WAITING_BYTES:
+                self._is_full = True
+                self._drop(1)
+                return
+            if self._writer is None:
+                # A daemon, because the end of the process must not wait for it.
+                self._writer = threading.Thread(target=self._write, name="log", daemon=True)
+                try:
+                    self._writer.start()
+                except RuntimeError:  # the system allows no more threads
+                    self._writer = None
+                    self._drop(1)
+                    return
+            self._waiting.append(data)
+            self._bytes += len(data) + _LINE_OVERHEAD
+            self._changed.notify_all()
+
+    def _drop(self, lines: int) -> None:
+        self._missing += lines
+        self._dropped += lines
+
+    def take_dropped(self) -> int:
+        """The number of lines dropped since the last call."""
+        with self._changed:
+            dropped, self._dropped = self._dropped, 0
+            return dropped
+
+    def flush(self) -> None:
+        """Wait until all lines are written, for a second at most. `logging` calls this as a process ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._bytes, _FLUSH_SECONDS)
+
+    def _write(self) -> None:
+        """Write what waits, forever: in pieces that a pipe takes whole."""
+        while True:
+            with self._changed:
+                is_idle = not self._waiting
+                self._changed.wait_for(lambda: self._waiting)
+            if is_idle:
+                time.sleep(_GATHER_SECONDS)
+            with self._changed:
+                lines = [self._waiting.popleft()]
+                size = len(lines[0])
+                while self._waiting and size + len(self._waiting[0]) <= _ATOMIC_BYTES:
+                    lines.append(self._waiting.popleft())
+                    size += len(lines[-1])
+            try:
+                self._put(b"".join(lines))
+                is_written = True
+            except (OSError, ValueError):  # a ValueError: the stream is closed
+                is_written = False
+            with self._changed:
+                self._bytes -= size + _LINE_OVERHEAD * len(lines)
+                if not is_written:
+                    self._drop(len(lines))
+                if not self._waiting:
+                    self._is_full = False
+                    if is_written and self._missing:
+                        missing, self._missing = self._missing, 0
+                        self._add(self._gap(missing))
+                self._changed.notify_all()
+
+    def _gap(self, missing: int) -> str:
+        """The line in place of those that are missing, whatever the level."""
+        said: MutableMapping[str, object] = {"event": "log_lines_dropped", "lines": missing}
+        said.update({"problem": "the log was not read", "level": "warning", "logger": __name__})
+        said = _stamp(None, "warning", said)
+        return self.format(logging.makeLogRecord({"msg": said, "_logger": None, "_name": "warning"}))
+
+    def _put(self, data: bytes) -> None:
+        """Write to the stream's descriptor: a thread that is stuck in the stream's own buffer would keep the
+        interpreter from ending."""
+        try:
+            descriptor = self._stream.fileno()
+        except io.UnsupportedOperation:
+            self._stream.write(data.decode())
+            return
+        while data:
+            data = data[os.write(descriptor, data) :]
 
 
 def _withhold(

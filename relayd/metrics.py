@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -205,8 +206,15 @@ class Metrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self._directory = os.environ.get(_DIRECTORY_VARIABLE)
+        self._processor: Counter | None = None
+        self._processor_seconds = 0.0
         if self._directory is None:
             ProcessCollector(registry=registry)
+        else:
+            name = "process_cpu_seconds_total"
+            self._processor = Counter(
+                name, "Total user and system CPU time spent in seconds.", registry=registry
+            )
         build_info = Gauge(
             "relayd_build_info",
             "The running version; always 1.",
@@ -222,6 +230,7 @@ class Metrics:
             "place",
             FAULT_PLACES,
         )
+        self.log_lines_dropped = _log_lines_dropped(registry)
         self.loop_lag_seconds = Histogram(
             "relayd_loop_lag_seconds",
             "How late the event loop ran, sampled a hundred times a second.",
@@ -406,7 +415,10 @@ class Metrics:
             registry=registry,
         )
         self.database_up = _gauge(
-            registry, "relayd_database_up", "1 while every process can reach the database, else 0.", "livemin"
+            registry,
+            "relayd_database_up",
+            "1 while every process can read and write in the database, else 0.",
+            "livemin",
         )
         self.replica_reads = Counters(
             registry,
@@ -456,6 +468,12 @@ class Metrics:
         )
         self.database_max_connections = _gauge(
             registry, "relayd_database_max_connections", "Connections that the database allows.", "livemax"
+        )
+        self.log_ahead_seconds = _gauge(
+            registry,
+            "relayd_log_ahead_seconds",
+            "How far in the future packets of the log are told as received: a clock was ahead.",
+            "livemax",
         )
         self.disk_free_bytes = _gauge(
             registry, "relayd_disk_free_bytes", "Free space on the disk of `data_dir`.", "livemin"
@@ -546,6 +564,12 @@ class Metrics:
             multiprocess_mode="livemax",
         )
 
+    def count_processor(self) -> None:
+        """Count the processor time of this worker since the last call; of a single process, nobody has to."""
+        if self._processor is not None:
+            before, self._processor_seconds = self._processor_seconds, time.process_time()
+            self._processor.inc(self._processor_seconds - before)
+
     def told_of_bus(self, url: str | None) -> Callable[[str], None]:
         """A callback for each of `BUS_EVENTS`. The bus is named by its host: its URL may hold a secret."""
         if url is None:
@@ -604,6 +628,15 @@ class SupervisorMetrics:
             "reason",
             WORKER_RESTARTS,
         )
+        self.log_lines_dropped = _log_lines_dropped(registry)
+
+
+def _log_lines_dropped(registry: CollectorRegistry) -> Counter:
+    return Counter(
+        "relayd_log_lines_dropped_total",
+        "Log lines that found no room because the log was not read, or that could not be written.",
+        registry=registry,
+    )
 
 
 def share_between_processes(directory: Path) -> None:
@@ -679,7 +712,8 @@ def _gauge(
 
 
 class _WorkerProcesses(Collector):
-    """Processor time, memory and open files, summed over all live workers."""
+    """Memory and open files, summed over all live workers. What only grows, each worker counts itself: the
+    sum would fall with every worker that is replaced."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -689,7 +723,8 @@ class _WorkerProcesses(Collector):
         for pid in self._pids():
             collector = ProcessCollector(pid=functools.partial(int, pid), registry=None)
             for metric in collector.collect():
-                _merge(merged.setdefault(metric.name, metric), metric)
+                if metric.type != "counter":
+                    _merge(merged.setdefault(metric.name, metric), metric)
         yield from merged.values()
 
     def _pids(self) -> list[int]:

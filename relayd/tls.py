@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from cryptography import x509
 
+from relayd.addresses import ascii_host
 from relayd.config import Settings
 from relayd.postgres.durable import make_durable
 
@@ -132,6 +133,7 @@ def lacks_name(cert: Path, public_url: str | None) -> str | None:
     host = urlsplit(public_url or "").hostname
     if host is None:
         return None
+    host = ascii_host(host) or host
     names = {name.lower() for name in read_certificate(cert).names}
     wild = "*." + host.partition(".")[2]
     with contextlib.suppress(ValueError):
@@ -187,7 +189,7 @@ def write_dev_certificates(directory: Path, names: tuple[str, ...] = ()) -> DevC
     """Make a CA and a certificate for localhost and `names`, for development only.
 
     The CA's own key is thrown away, so the CA can vouch for nothing else. Existing files are never replaced.
-    Raises FileExistsError if one exists, and OSError if the folder cannot be written.
+    Raises FileExistsError if one exists, and OSError if the folder cannot be written; none is left then.
     """
     import trustme  # slow to load, and a relay needs it at most once in its life
 
@@ -199,13 +201,17 @@ def write_dev_certificates(directory: Path, names: tuple[str, ...] = ()) -> DevC
     authority = trustme.CA(organization_name="relayd development")
     wanted = dict.fromkeys(("localhost", "127.0.0.1", "::1", *names))
     leaf = authority.issue_cert(*wanted, common_name="localhost")
-    _write_new(written.key, leaf.private_key_pem.bytes(), 0o600)
-    _write_new(written.cert, b"".join(blob.bytes() for blob in leaf.cert_chain_pems), 0o644)
-    _write_new(written.ca, authority.cert_pem.bytes(), 0o644)
+    with contextlib.ExitStack() as undo:  # files without content would be in the way of the next attempt
+        for path, data, mode in (
+            (written.key, leaf.private_key_pem.bytes(), 0o600),
+            (written.cert, b"".join(blob.bytes() for blob in leaf.cert_chain_pems), 0o644),
+            (written.ca, authority.cert_pem.bytes(), 0o644),
+        ):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            undo.callback(path.unlink)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(descriptor)  # a file system may notice only now that it is full
+        undo.pop_all()
     return written
-
-
-def _write_new(path: Path, data: bytes, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)

@@ -2,8 +2,9 @@
 --
 --     STRATA_READER_PASSWORD=… psql --file deploy/spark/reader.sql "$RELAYD_DATABASE_URL"
 --
--- Run it as the owner of the relay's tables, after the relay's first start (or `relayd migrate`). Running it again
--- sets the password again. On a replica there is nothing to do: roles and grants are replicated.
+-- Run it as a role that may create roles and grant on the relay's tables: a superuser, or their owner if it has
+-- CREATEROLE. Run it after the relay's first start (or `relayd migrate`). Running it again sets the password again.
+-- On a replica there is nothing to do: roles and grants are replicated.
 \set ON_ERROR_STOP on
 \getenv password STRATA_READER_PASSWORD
 \if :{?password}

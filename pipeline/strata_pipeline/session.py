@@ -100,6 +100,8 @@ def open_session(
             yield session
         return
     check_java()
+    if sys.flags.utf8_mode:  # the locale is C, and Java would take each name that is not ASCII for another
+        os.environ["LC_ALL"] = "C.UTF-8"
     given = configured()
     target = master or given.get("spark.master") or "local[*]"
     if target.startswith("local"):

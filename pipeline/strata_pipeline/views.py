@@ -12,13 +12,14 @@ from typing import Literal, NamedTuple
 
 from strata_pipeline.errors import UsageError
 from strata_pipeline.globs import for_duckdb, for_spark
+from strata_pipeline.lake.day_links import GENERATIONS
 
 __all__ = ["VIEWS", "Dialect", "Objects", "statements", "statements_over_objects", "statements_over_tables"]
 
 Dialect = Literal["duckdb", "spark"]
 
-VIEWS = ("packets", "quarantine", "manifests", "packets_by_day", "authors_by_day", "lag_by_day")
-"""`quarantine` exists only if the lake has quarantined rows."""
+VIEWS = ("files", "packets", "quarantine", "manifests", "packets_by_day", "authors_by_day", "lag_by_day")
+"""`quarantine` exists only if the lake has quarantined rows, and `files` in DuckDB for a lake on a disk."""
 
 # The timestamp of a packet may be a time that no calendar has: that of a key event may be any number. So may
 # any value that somebody has written into the log.
@@ -86,9 +87,11 @@ _NEEDED: Mapping[Dialect, str] = {
 def statements(lake: str | Path, dialect: Dialect = "duckdb") -> list[str]:
     """The statements that create `VIEWS`: permanent ones in DuckDB, temporary ones in Spark.
 
-    The views name folders, so they also show what the lake gains later. Raises `UsageError` for a path that
-    the dialect cannot name (Spark's views take a colon for the end of a scheme, and DuckDB a backslash for a
-    slash), and for a lake without packets, because neither creates a view over no files.
+    The views name folders, so they also show what the lake gains later. A session of DuckDB that sets its
+    variable `lake_files` to the list of `files` keeps to these, and can finish beside a compaction. Raises
+    `UsageError` for a path that the dialect cannot name (Spark's views take a colon for the end of a scheme,
+    and DuckDB a backslash for a slash), and for a lake without packets, because neither creates a view over
+    no files.
     """
     root = Path(str(lake).removeprefix("file://")).absolute()
     if dialect == "spark" and ":" in str(root):
@@ -153,7 +156,20 @@ def _made(sources: list[str], words: Mapping[str, str]) -> list[str]:
 def _duckdb(root: Path) -> list[str]:
     place = for_duckdb(root)
     aside = _quoted(f"{place}/quarantine/day=*/batch=*/*.parquet") if _has_quarantine(root) else ""
-    return _in_duckdb(_quoted(f"{place}/packets/day=*/batch=*/kind=*/*.parquet"), aside, place)
+    current = _quoted(f"{place}/packets/day=*/batch=*/kind=*/*.parquet")
+    packets = f"coalesce(getvariable('lake_files'), [{current}])"
+    return [_files(root, place), *_in_duckdb(packets, aside, place)]
+
+
+def _files(root: Path, place: str) -> str:
+    """The view of files that stay while a session reads them: of each day, those of its newest link."""
+    when, day = "split_part(file, '/', -4)", "split_part(file, '/', -5)"
+    return (
+        "CREATE OR REPLACE VIEW files "
+        f"AS SELECT {_quoted(place)} || substr(file, {len(str(root)) + 1}) AS file FROM glob("
+        f"{_quoted(f'{place}/{GENERATIONS}/day=*/*/batch=*/kind=*/*.parquet')}) "
+        f"QUALIFY {when} = max({when}) OVER (PARTITION BY {day})"
+    )
 
 
 def _duckdb_of_objects(told: Objects) -> list[str]:

@@ -20,7 +20,7 @@ No I/O: the shell passes what the socket and the request say, and the time in mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -36,6 +36,7 @@ from relayd.addresses import (
     Networks,
     address_key,
     client_address,
+    normal_origin,
     parse_address,
 )
 from relayd.config import Settings
@@ -148,10 +149,11 @@ def grants_of(settings: Settings) -> Grants:
 
 def _origins_of(headers: RequestHeaders) -> tuple[str, ...]:
     """The origins that a handshake names. A browser names one: at most two are kept, cut to a length."""
-    return tuple(origin[:_MAX_ORIGIN].lower() for origin in headers.get_all("Origin")[:2])
+    found = (origin[:_MAX_ORIGIN] for origin in headers.get_all("Origin")[:2])
+    return tuple(normal_origin(origin) or origin for origin in found)
 
 
-def _is_own(origins: Sequence[str], headers: RequestHeaders, public_host: str) -> bool:
+def _is_own(origins: Sequence[str], headers: RequestHeaders, public: Container[str | None]) -> bool:
     """Whether the one page named is served by this relay, at its public name or at the request's Host.
 
     The Host counts only if it is an address or `localhost`. A name owned by a stranger may lead here, and a
@@ -160,13 +162,18 @@ def _is_own(origins: Sequence[str], headers: RequestHeaders, public_host: str) -
     hosts = headers.get_all("Host")
     if len(origins) != 1 or len(hosts) != 1:
         return False
-    scheme, _, origin = origins[0].partition("://")
-    if scheme not in ("http", "https") or not origin:
-        return False
-    if origin == public_host:
+    if origins[0] in public:
         return True
-    host = origin[1:].partition("]")[0] if origin.startswith("[") else origin.partition(":")[0]
-    return origin == hosts[0].lower() and (host == "localhost" or parse_address(host) is not None)
+    scheme, _, place = origins[0].partition("://")
+    host = place[1:].partition("]")[0] if place.startswith("[") else place.partition(":")[0]
+    is_here = host == "localhost" or parse_address(host) is not None
+    return is_here and origins[0] == normal_origin(f"{scheme}://{hosts[0]}")
+
+
+def _own_origins(public_url: str) -> tuple[str | None, ...]:
+    """The origins of the console at the public URL: a proxy may serve it with TLS and without."""
+    place = urlsplit(public_url).netloc.rpartition("@")[2]
+    return normal_origin(f"http://{place}"), normal_origin(f"https://{place}")
 
 
 class Access:
@@ -216,7 +223,7 @@ class Access:
         self._unlimited = Networks(settings.unlimited_addresses)
         self._header = settings.forwarded_header
         self._console = settings.console
-        self._public_host = urlsplit(settings.public_url or "").netloc.lower()
+        self._own_origins = _own_origins(settings.public_url or "")
         self._log_addresses = settings.log_addresses
         self._knows_of_proxy = False
         self._banned_authors: frozenset[str] = frozenset()
@@ -228,7 +235,7 @@ class Access:
         self.grants = grants_of(settings)
         spares = settings.spare_members
         self._spared = self.grants.members | self.grants.peers if spares else frozenset()
-        self._origins = frozenset(origin.lower() for origin in settings.allowed_origins)
+        self._origins = frozenset(map(normal_origin, settings.allowed_origins)) - {None}
         self.revision += 1
 
     def is_unlimited(self, address: Address) -> bool:
@@ -344,7 +351,7 @@ class Access:
     def admits_page(self, visitor: Visitor, headers: RequestHeaders) -> bool:
         """Note which web page a request is from, and return whether it may connect."""
         visitor.origins = _origins_of(headers)
-        visitor.is_own_page = self._console and _is_own(visitor.origins, headers, self._public_host)
+        visitor.is_own_page = self._console and _is_own(visitor.origins, headers, self._own_origins)
         return self.takes_origin(visitor)
 
     def takes_origin(self, visitor: Visitor) -> bool:

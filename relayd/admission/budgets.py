@@ -5,6 +5,9 @@ hours are read when it first publishes one, and kept among those of the identiti
 The feed, which passes every entry of the log, adds later acts. Acts on their way to the log are counted
 besides, but only once if the log has them already. A revocation gives nothing back.
 
+The append refuses an act if the log holds one of the same identity that the feed has not passed; each attempt
+counts again (`recount`). So the budgets hold exactly, whichever processes an identity uses at once.
+
 The cost that an identity may cause is bounded: a read takes ids, times and strengths, never a body. It uses a
 connection that nothing else waits for, and happens once for an identity, not for each packet.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import functools
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +29,7 @@ from strata.protocol.lake import DAY_SECONDS, first_of_day
 from strata.protocol.packets import Packet
 from strata.protocol.typed import trust_strength
 
+from relayd.admission.refusals import UNAVAILABLE
 from relayd.faults import FaultLog
 from relayd.store.payers import Payer
 from relayd.store.types import LogEntry, NewPacket, TrustRow
@@ -121,13 +126,32 @@ class TrustBudgets:
         mine[packet.digest] = budget
         before = {packet_id for packet_id, act in mine.items() if act is budget}
         try:
-            received = await self._received(packet.author_id, budget, at, payer)
-            if len(before | received.keys()) > limit:
-                times = sorted(received.values())
-                raise _over(limit, times, len(before - received.keys()), self._clock())
+            self._check(limit, before, await self._received(packet.author_id, budget, at, payer))
         except BaseException:
             self.settled(packet)
             raise
+
+    def recount(self, packet: Packet, at: int | None = None) -> None:
+        """Count a packet that `take` let pass once more, right before it is appended: the feed may have
+        brought acts that other processes have committed since.
+
+        Raises `InvalidPacket`: `rate_limited`, or `UNAVAILABLE` if what the log holds is no longer in memory.
+        """
+        mine = self._on_their_way.get(packet.author_id, {})
+        budget = mine.get(packet.digest)
+        if budget is None:  # without a limit, or the same packet has been settled in another session
+            return
+        acts = self._known.get(packet.author_id)
+        if acts is None or acts.reading is not None:
+            raise UNAVAILABLE
+        ahead = itertools.takewhile(lambda packet_id: packet_id != packet.digest, mine)
+        before = {packet.digest, *(packet_id for packet_id in ahead if mine[packet_id] is budget)}
+        self._check(self._limits[budget], before, self._counted(acts, budget, at))
+
+    def _check(self, limit: int, under_way: set[bytes], received: dict[bytes, int]) -> None:
+        if len(under_way | received.keys()) > limit:
+            times = sorted(received.values())
+            raise _over(limit, times, len(under_way - received.keys()), self._clock())
 
     def settled(self, packet: Packet, received_at: int | None = None) -> None:
         """The packet is in the log since `received_at`, or refused. Call it after each `take` that returned.
@@ -176,6 +200,9 @@ class TrustBudgets:
                 task.result()
             finally:
                 del task  # it holds the exception, whose frames would hold the task
+        return self._counted(acts, budget, at)
+
+    def _counted(self, acts: _Acts, budget: TrustAct, at: int | None) -> dict[bytes, int]:
         until = math.inf if at is None else at
         since = (self._clock() if at is None else at) - WINDOW_SECONDS
         return {

@@ -101,20 +101,27 @@ class Checker:
         origin, now = request.origin, self._clock()
         if origin is not None:
             request.witness = witness_of(packet, origin, now)
+        self.weigh(request, now)
+
+    def weigh(self, request: PublishRequest, now: int) -> None:
+        """Run checks 9 and 10. Raises `InvalidPacket`."""
+        packet, origin = request.packet, request.origin
+        request.latest_check = max(request.latest_check, now)
         max_age = self._limits.max_packet_age_seconds
         weigh(packet, self.policy, now, max_age_seconds=max_age, origin=origin, witness=request.witness)
 
     def judge(self, request: PublishRequest, now: int) -> None:
-        """Run checks 11 and 12, by what is `known`. Raises `InvalidPacket`."""
+        """Run checks 11 and 12, and see that there is room, by what is `known`. Raises `InvalidPacket`."""
         # For a packet that another relay accepted at that time, only what was known then counts.
         at, ingest = request.judged_at(now), request.witness is None
+        request.latest_check = max(request.latest_check, now)
         request.queued = judge(request.packet, request.known, at, ingest=ingest)
+        require_chain_room(request.packet, request.known, self._limits.max_identity_bytes)
 
     def _judge(self, request: PublishRequest) -> None:
         now = self._clock()
         try:
             self.judge(request, now)
-            require_chain_room(request.packet, request.known, self._limits.max_identity_bytes)
         except InvalidPacket as error:
             request.refuse(error)
             request.is_by_keys = True

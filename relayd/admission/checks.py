@@ -24,7 +24,7 @@ from strata.protocol.provenance import judge as judge_provenance
 from strata.protocol.typed import check_content, has_checks
 
 from relayd.admission.knowledge import Known
-from relayd.admission.origin import PeerOrigin, check_age
+from relayd.admission.origin import PeerOrigin, check_age, check_asked
 from relayd.policy import Policy
 from relayd.store.types import EXEMPT_TYPES, NewPacket
 
@@ -71,11 +71,13 @@ def weigh(
     origin: PeerOrigin | None = None,
     witness: int | None = None,
 ) -> None:
-    """Checks 9 and 10; the policy for a packet of a peer is the same (R-379). Raises `InvalidPacket`."""
+    """Checks 9 and 10. The policy for a packet of a peer is the same (R-379), and the peer must have been
+    asked for it. Raises `InvalidPacket`."""
     policy.check(packet)
     if origin is None:
         check_freshness(packet, now, max_age_seconds=max_age_seconds)
     else:
+        check_asked(packet, origin)
         check_age(packet, origin, witness, now, max_age_seconds=max_age_seconds)
 
 
@@ -101,6 +103,8 @@ def judge(packet: Packet, known: Known, now: int, *, ingest: bool = True) -> boo
         queued = _change(packet, known.chain, now)
     else:
         known.chain.verify(packet, now, ingest=ingest)
+        if ingest and now < known.chain.changed_at:  # by a clock that was ahead: no reader counts that yet
+            known.chain.verify(packet, now, ingest=False)
     if has_checks(packet):
         check_content(packet, known.author_keys(packet.author_id, now))
     return queued

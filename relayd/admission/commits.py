@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from relayd import failpoints
 from relayd.admission.pipeline import Admission
-from relayd.admission.refusals import NOT_IN_TIME, NOT_STORABLE
+from relayd.admission.refusals import NOT_IN_TIME, NOT_STORABLE, REPEATS_REMOVED
 from relayd.admission.request import PublishRequest
 from relayd.crowds import CrowdWork
 from relayd.faults import FaultLog
@@ -83,6 +83,8 @@ class Commits:
             )
         elif outcome is AppendOutcome.DUPLICATE:
             self._admission.committed(request, received_at, duplicate=True, duplicate_of=duplicate_of)
+        elif outcome is AppendOutcome.ERASED:
+            self._admission.failed(request, REPEATS_REMOVED)
         else:
             _log.error("row_refused", packet_id="0x" + packet.packet_id.hex())
             self._admission.failed(request, NOT_STORABLE)

@@ -59,6 +59,11 @@ class LastChecks:
             _decide(request)
         request.is_finished = True
 
+    def recount(self, request: PublishRequest) -> None:
+        """Count the packet again, right before it is appended. Raises `InvalidPacket`."""
+        if request.is_charged:
+            self._budgets.recount(request.packet, request.witness)
+
     def settled(self, request: PublishRequest, stored_at: int | None = None) -> None:
         """Count what the packet was charged from `stored_at` on, or give it back. Never raises."""
         if request.is_charged:

@@ -17,7 +17,7 @@ from strata.protocol.packets import Packet, check_freshness
 
 from relayd.store.types import EXEMPT_TYPES
 
-__all__ = ["PeerOrigin", "check_age", "witness_of"]
+__all__ = ["PeerOrigin", "check_age", "check_asked", "witness_of"]
 
 _SKEW_SECONDS = 300
 
@@ -32,6 +32,18 @@ class PeerOrigin:
     is_trusted: bool
     """Whether the operator lets the peer's word about that time count."""
     max_backfill_seconds: int
+    types: frozenset[str] = frozenset()
+    """The types that the peer was asked for; empty for all."""
+    authors: frozenset[str] = frozenset()
+    """The authors that the peer was asked for; empty for all."""
+
+
+def check_asked(packet: Packet, origin: PeerOrigin) -> None:
+    """Refuse a packet that the peer was not asked for: the operator has not selected it."""
+    is_of_types = not origin.types or packet.content_type in origin.types
+    if not is_of_types or (origin.authors and packet.author_id not in origin.authors):
+        reason = "the peer was not asked for it"
+        raise InvalidPacket(ErrorCode.POLICY_REJECTED, reason, detail="not_asked_for")
 
 
 def witness_of(packet: Packet, origin: PeerOrigin, now: int) -> int | None:

@@ -38,7 +38,7 @@ from relayd.admission.last_checks import LastChecks
 from relayd.admission.limits import AdmissionLimits
 from relayd.admission.loading import Loading
 from relayd.admission.parsing_apart import ApartParser
-from relayd.admission.refusals import FAULT, KEYS_CHANGED, QUEUE_FULL, UNAVAILABLE
+from relayd.admission.refusals import FAULT, KEYS_CHANGED, QUEUE_FULL, REPEATS_REMOVED, UNAVAILABLE
 from relayd.admission.repeats import DuplicateIndex, Repeat, Repeats, is_told_origin
 from relayd.admission.request import PublishRequest, PublishVerdict, Submitter
 from relayd.admission.verify import VerifyPool
@@ -408,6 +408,9 @@ class Admission:
         self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
     ) -> None:
         """The log has the packet, or the packet `duplicate_of` that it repeats. Never raises."""
+        if duplicate_of in self.policy.declined.packet_ids:
+            self.failed(request, REPEATS_REMOVED)
+            return
         if duplicate and not request.is_ended:
             if duplicate_of is None and is_told_origin(request):
                 self._step(request, lambda repeated: self._repeats.look_up(repeated, received_at))
@@ -460,22 +463,33 @@ class Admission:
         """The feed has applied an identity packet or a manifest. Never raises."""
         self._lanes.applied(author, digest)
 
-    def still_admitted(self, request: PublishRequest) -> bool:
-        """Whether a packet on its way to the log is still valid by the current keys (R-074).
+    def still_admitted(self, request: PublishRequest, now: int) -> bool:
+        """Whether a packet on its way to the log is valid by the current keys, and as of the time `now` that
+        the log is to give (R-074).
 
         If not, it is answered here. Called for each append, so the usual answer costs one comparison. Never
         raises.
         """
         try:
-            return not request.is_ended and self._holds(request)
+            return not request.is_ended and self._fits(request) and self._holds(request, now)
         except Exception as error:
             self.lost(request, error)
             return False
 
-    def _holds(self, request: PublishRequest) -> bool:
+    def _fits(self, request: PublishRequest) -> bool:
+        """Whether its author's budgets have room for it, counted once more (R-241)."""
+        try:
+            self._last_checks.recount(request)
+            return True
+        except InvalidPacket as error:
+            request.refuse(error)
+        self._settle(request)
+        return False
+
+    def _holds(self, request: PublishRequest, now: int) -> bool:
         packet, known = request.packet, request.known
-        is_current = self._knowledge.is_current(packet, known)
-        if is_current and (known.chain is None or self._clock() < known.until):
+        until = known.until if packet.expires_at is None else min(known.until, packet.expires_at + 1)
+        if request.latest_check <= now < until and self._knowledge.is_current(packet, known):
             return True
         fresh = self._knowledge.of(packet)
         if fresh is None:  # evicted from memory a moment ago
@@ -484,7 +498,9 @@ class Admission:
             request.known = fresh
             try:
                 # An identity packet that a lost append has stored is valid: the chain has it by now.
-                self._checker.judge(request, self._clock())
+                request.latest_check = 0
+                self._checker.weigh(request, now)
+                self._checker.judge(request, now)
                 return True
             except InvalidPacket as error:
                 request.refuse(error)

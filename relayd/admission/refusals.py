@@ -19,6 +19,7 @@ __all__ = [
     "NOT_IN_TIME",
     "NOT_STORABLE",
     "QUEUE_FULL",
+    "REPEATS_REMOVED",
     "UNAVAILABLE",
     "is_passing",
 ]
@@ -37,6 +38,11 @@ _PASSING: Final = frozenset(each.detail for each in (QUEUE_FULL, UNAVAILABLE, NO
 
 NOT_STORABLE: Final = _ours("the packet could not be stored", "not_storable")
 FAULT: Final = _ours("the relay failed on this packet; it may not be stored")
+
+REPEATS_REMOVED: Final = InvalidPacket(
+    ErrorCode.POLICY_REJECTED, "it states the same as a packet that was removed here", detail="duplicate_of"
+)
+"""Not temporary: what was removed stays away, and no OK may name a packet that is not served (R-113)."""
 
 
 def is_passing(error: InvalidPacket) -> bool:

@@ -88,6 +88,7 @@ class PublishRequest:
         "is_parsed",
         "known",
         "lane",
+        "latest_check",
         "origin",
         "origin_refusal",
         "packet",
@@ -124,6 +125,8 @@ class PublishRequest:
         self.is_parsed = False
         self.packet: Packet
         """Unset until `parsed`."""
+        self.latest_check = 0
+        """The latest time as of which a check was made; at an earlier one the verdict might differ."""
         self.known: Known
         """The knowledge by which it was last judged; unset until then."""
         self.downgrade: Downgrade | None = None

@@ -24,7 +24,7 @@ from strata.protocol.sentences import sentence
 from relayd.cli import console
 from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDir, Json
 from relayd.cli.backup import backups
-from relayd.cli.moderate import rulings
+from relayd.cli.moderate import opened_store, rulings, time_text
 from relayd.cli.peers import peers
 from relayd.cli.sessions import sessions
 from relayd.config import ConfigurationError, Settings
@@ -294,6 +294,37 @@ def new_epoch(
         console.print_json(dataclasses.asdict(reset))
     else:
         typer.echo(f"epoch {reset.epoch} begins behind sequence {reset.good_to}")
+
+
+@app.command("mend-times")
+def mend_times(
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Mend the times that a clock gave that was ahead.
+
+    Run it once the clock is right. A packet that is told as received in the future is then told as received
+    when the next one was, or now. The order of the log stays as it is.
+    """
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    from relayd.store.mending import Mended
+
+    async def run() -> Mended:
+        async with opened_store(settings) as store:
+            return await store.mend_times(int(time.time()))
+
+    mended = console.run(run())
+    if json:
+        console.print_json(mended._asdict())
+        return
+    if mended.latest is None:
+        typer.echo("no packet is told as received in the future")
+        return
+    typer.echo(f"mended {mended.packets} packets, told as received up to {time_text(mended.latest)}")
+    if mended.identity_packets:
+        typer.echo(f"{mended.identity_packets} of them decide about keys: restart the relay now if it runs")
 
 
 @app.command("export")

@@ -10,9 +10,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-import msgspec
 import typer
 from strata.protocol.sentences import sentence
+from strata.protocol.text_files import json_of
 
 from relayd.config import ConfigurationError, Settings, load
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE
@@ -77,4 +77,4 @@ def say(text: str) -> None:
 
 def print_json(value: object) -> None:
     """Print a result for programs, in one line."""
-    typer.echo(msgspec.json.encode(value).decode())
+    typer.echo(json_of(value).decode())

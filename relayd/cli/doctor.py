@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from strata.protocol.lake import DAY_SECONDS, day_of
+from strata.protocol.lake import DAY_SECONDS
 
 from relayd.cli.scraped import metrics_url, scrape
 from relayd.config import Settings
+from relayd.lineage import SKEW_SECONDS
 from relayd.postgres.running import running_server
 from relayd.store import Store
 from relayd.store.bus import probe_bus
@@ -186,6 +187,16 @@ async def _server(settings: Settings, url: str) -> list[Diagnosis]:
     return checks
 
 
+def _times(latest_told_at: int, now: float) -> list[Diagnosis]:
+    """Whether packets are told as received in the future."""
+    if latest_told_at <= now + SKEW_SECONDS:
+        return []
+    latest = datetime.fromtimestamp(latest_told_at, UTC)
+    found = f"packets are told as received in the future, until {latest:%Y-%m-%d %H:%M} UTC"
+    advice = "set this machine's clock if it is behind; if it is right, run `relayd mend-times`"
+    return [Diagnosis("log", Verdict.WARNING, found, advice)]
+
+
 def _connections(settings: Settings, state: Server) -> Diagnosis:
     """Whether there are enough connections for a start, under the limit that leaves the fewest."""
     needed = settings.workers * (_CONNECTIONS_EACH + settings.read_connections)
@@ -215,6 +226,7 @@ async def _database(settings: Settings, url: str, now: float) -> list[Diagnosis]
     try:
         head = await store.head()
         resets = await store.resets()
+        latest = await store.latest_told_at()
         lineage = store.known.lineage
         guard = Guard(settings.log_guard or settings.data_dir / "log-guard", store.secrets.cursor_key)
         claim = guard.read()
@@ -225,14 +237,7 @@ async def _database(settings: Settings, url: str, now: float) -> list[Diagnosis]
         await store.close()
     checks.append(Diagnosis("database", Verdict.OK, "reachable, and safe to acknowledge from"))
     checks += _log_end(resets, is_behind, now)
-    checks += [*await _server(settings, url), *await _replica(settings, head)]
-    if day_of(head) > now // DAY_SECONDS:
-        checks.append(
-            Diagnosis(
-                "log", Verdict.WARNING, "the log ends on a later day than today", "set this machine's clock"
-            )
-        )
-    return checks
+    return [*checks, *_times(latest, now), *await _server(settings, url), *await _replica(settings, head)]
 
 
 def _log_end(resets: Sequence[Reset], is_behind: bool, now: float) -> list[Diagnosis]:

@@ -29,7 +29,7 @@ _ROWS: Final = (
     ("  not sent by the peer", "withheld"),
     ("  not requested, because many were refused", "unfetched"),
     ("there, and here before (erased, banned, just come)", "known"),
-    ("here, and missing there or not served there", "have"),
+    ("here, and found anew not to be served there", "have"),
 )
 
 peers = typer.Typer(no_args_is_help=True, help="See and steer the relays that this one reads from.")

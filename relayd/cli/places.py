@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import typer
 from strata.protocol.errors import InvalidInput
 from strata.protocol.places import MAX_PLACE_BYTES, PacketPlace, read_place
+from strata.protocol.text_files import utf8_of
 
 from relayd.cli import console
 
@@ -30,6 +31,8 @@ def read_places(name: str, *, limit: int = MAX_PLACES) -> list[PacketPlace]:
     shown = "stdin" if name == "-" else name
     with _opened(name) as source:
         for number, line in enumerate(iter(lambda: source.readline(MAX_PLACE_BYTES + 2), b""), 1):
+            if number == 1:
+                line = utf8_of(line)
             if not line.strip():
                 continue
             try:

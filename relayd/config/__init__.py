@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relayd.config.loading import ConfigurationError, Reloaded, load, reloaded
+from relayd.config.loading import ConfigurationError, Reloaded, load, read_only_once, reloaded
 from relayd.config.settings import (
     ENV_PREFIX,
     HARD_MAX_PACKET_BYTES,
@@ -21,6 +21,7 @@ __all__ = [
     "SettingSources",
     "Settings",
     "load",
+    "read_only_once",
     "reloaded",
     "setting_table",
 ]

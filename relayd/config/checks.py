@@ -12,12 +12,12 @@ from strata.protocol.auth import MIN_LIFETIME_SECONDS
 from strata.protocol.ids import is_did
 from strata.protocol.keys import IDENTITY_TYPES
 
-from relayd.addresses import is_network
+from relayd.addresses import is_network, normal_origin
 from relayd.config.settings import Settings, setting_table
+from relayd.database_url import fault_of
 
 __all__ = ["advice", "contradictions", "unknown"]
 
-_ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^/?#\s:@]+)(:\d{1,5})?|null", re.IGNORECASE)
 _EVERY_INTERFACE = frozenset({"", "0.0.0.0", "::"})
 _RATE_LIMITS = frozenset(
     {"max_connections_per_address", "auth_limit", "connection_limit"}
@@ -59,12 +59,8 @@ def contradictions(settings: Settings) -> list[str]:
         problems.append("announce_seconds needs public_url: the relay does not know where it is reached")
     for name in ("database_url", "read_database_url"):
         url = getattr(settings, name)
-        if url is not None and not url.startswith(("postgresql://", "postgres://")):
-            problems.append(f"{name}: expected a postgresql:// URL")
-        elif url is not None and not _can_be_taken_apart(url):
-            problems.append(  # without the URL, which holds a password
-                f"{name}: not a URL; write characters of a password such as / # ? [ as %2F %23 %3F %5B"
-            )
+        if url is not None and (fault := fault_of(url)) is not None:
+            problems.append(f"{name}: {fault}")
     if settings.read_database_url is not None and settings.database_url is None:
         problems.append("read_database_url needs database_url: the embedded server has no replica")
     if settings.bus_url is not None:
@@ -120,7 +116,7 @@ def _access_problems(settings: Settings) -> list[str]:
     problems += [
         f"allowed_origins: {origin} is not an origin such as https://example.org"
         for origin in settings.allowed_origins
-        if _ORIGIN.fullmatch(origin) is None
+        if normal_origin(origin) is None
     ]
     return problems
 
@@ -166,21 +162,6 @@ def _is_url(text: str, schemes: set[str]) -> bool:
         return parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         return False
-
-
-def _can_be_taken_apart(url: str) -> bool:
-    """Whether a PostgreSQL URL has its hosts and ports where they belong."""
-    authority = re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]
-    user, at, places = authority.rpartition("@")
-    hosts = places.split(",")
-    try:
-        # One by one: newer Pythons refuse several hosts if one of them is an IPv6 address.
-        for host in hosts:
-            urlsplit(f"//{user}{at}{host}")
-    except ValueError:
-        return False
-    ports = [re.sub(r"^(\[[^]]*\]|[^:]*):?", "", host) for host in hosts]
-    return "#" not in url and all(not port or port.isdecimal() for port in ports)
 
 
 def _is_main_port(settings: Settings) -> bool:

@@ -10,6 +10,7 @@ folder that is often empty. `--data-dir` on the command line selects the embedde
 from __future__ import annotations
 
 import dataclasses
+import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 import msgspec
 from strata.protocol.auth import MAX_LIFETIME_SECONDS
+from strata.protocol.text_files import utf8_of
 
 from relayd.config.checks import advice, contradictions, unknown
 from relayd.config.settings import (
@@ -29,7 +31,7 @@ from relayd.config.settings import (
     setting_table,
 )
 
-__all__ = ["ConfigurationError", "Reloaded", "load", "reloaded"]
+__all__ = ["ConfigurationError", "Reloaded", "load", "read_only_once", "reloaded"]
 
 # Variables with our prefix that are not settings: the path of the file, and those for tests.
 _OTHER_VARIABLES = ("RELAYD_CONFIG", "RELAYD_FAILPOINTS")
@@ -96,7 +98,7 @@ def _from_file(path: Path | None, problems: list[str]) -> dict[str, Any]:
             path = _in_folder(path, problems)
         if path is None:
             return {}
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(utf8_of(path.read_bytes()).decode())
     except (OSError, ValueError, RecursionError) as error:  # also for too long a number, or too deep a list
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
         problems.append(f"{path}: {error.strerror if isinstance(error, OSError) else why}")
@@ -143,10 +145,11 @@ def _read_secret(variable: str, environ: Mapping[str, str], problems: list[str])
         problems.append(f"{variable} and {variable.removesuffix('_FILE')} exclude each other")
         return None
     try:
-        return Path(environ[variable]).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        problems.append(f"{variable}: cannot read {environ[variable]}: {why}")
+        return utf8_of(Path(environ[variable]).read_bytes()).decode().strip()
+    except (OSError, ValueError) as error:
+        why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        told = error.strerror if isinstance(error, OSError) else why
+        problems.append(f"{variable}: cannot read {environ[variable]}: {told}")
         return None
 
 
@@ -204,6 +207,12 @@ def reloaded(settings: Settings) -> Reloaded:
     """
     if settings.origin is None:
         return Reloaded(settings)
+    file, environ, _ = settings.origin
+    secrets = [environ.get(f"{row.variable}_FILE") for row in setting_table().values() if row.secret]
+    files = [Path(path) for path in secrets if path]
+    files += [] if file is None else [file, file / CONFIG_NAME]
+    if problems := [problem for path in files if (problem := read_only_once(path))]:
+        raise ConfigurationError(problems)
     fresh = load(*settings.origin)
     differing = [name for name in setting_table() if getattr(fresh, name) != getattr(settings, name)]
     reloadable = {row.name for row in setting_table().values() if row.reload}
@@ -217,6 +226,19 @@ def reloaded(settings: Settings) -> Reloaded:
         restart_needed=tuple(name for name in differing if name not in reloadable),
         fresh=fresh,
     )
+
+
+def read_only_once(path: Path) -> str | None:
+    """The reason why a running relay cannot read this file again; None if it can, or if nothing is there.
+
+    A pipe gives its text only once: then it seems to be empty, or keeps the reader waiting.
+    """
+    try:
+        if not path.exists() or path.is_file() or path.is_dir() or path.samefile(os.devnull):
+            return None
+    except OSError:  # reading it tells why
+        return None
+    return f"{path}: not a regular file, so it cannot be read again: use a regular file, or restart the relay"
 
 
 def _clamped(settings: Settings) -> Settings:

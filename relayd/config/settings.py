@@ -239,14 +239,14 @@ class Settings:
         2, "Unanswered pings after which a connection is closed.", unit="pings"
     )
     malformed_limit: _Count = _setting(
-        20, "Malformed frames within `malformed_window` that close a connection.", unit="frames"
+        20, "Malformed frames of a connection within `malformed_window` that close it.", unit="frames"
     )
     malformed_window: _Seconds = _setting(
         60.0, "Window of `malformed_limit` and `control_frame_limit`.", unit="seconds"
     )
     control_frame_limit: _Count = _setting(
         1200,
-        "Pings, pongs and fragments below 1 KiB within `malformed_window` that close a connection.",
+        "Pings, pongs and fragments below 1 KiB of a connection within `malformed_window` that close it.",
         unit="frames",
     )
     drain_timeout: _Seconds = _setting(
@@ -354,11 +354,14 @@ class Settings:
         " exempt.",
     )
     limit_window_seconds: Annotated[int, Meta(ge=1, le=86_400)] = _setting(
-        60, "Window of the limits below; a used-up limit is refilled evenly over this time.", unit="seconds"
+        60,
+        "Window of the limits below, each of which holds for all workers of a machine together, unless its"
+        " line says otherwise. A used-up limit is refilled evenly over this time.",
+        unit="seconds",
     )
     publish_limit: _Limit = _setting(
         12_000,
-        "PUBLISHes of an authenticated identity in each window, at all workers together; 0 means no limit.",
+        "PUBLISHes of an authenticated identity in each window; 0 means no limit.",
         unit="messages",
     )
     subscribe_limit: _Limit = _setting(
@@ -415,14 +418,14 @@ class Settings:
     )
     loop_share: _Share = _setting(
         0.1,
-        "Fraction of the event loop's time that messages from one address may use; the rest is read later."
-        " 0 means no limit.",
+        "Fraction of the event loop's time that messages from one address may use, for each process; the rest"
+        " is read later. 0 means no limit.",
         unit="of one",
     )
     read_share: _Share = _setting(
         1.0,
-        "Fraction of the time of one database connection that pages and look-ups for one address may use; the"
-        " rest is read later. 0 means no limit.",
+        "Fraction of the time of one database connection that pages and look-ups for one address may use, for"
+        " each process; the rest is read later. 0 means no limit.",
         unit="of one",
     )
 
@@ -440,16 +443,21 @@ class Settings:
     )
     strong_edges_per_day: _Limit = _setting(
         20,
-        "Trust edges above 0.5 that an identity may publish in 24 hours; 0 means no limit.",
+        "Trust edges above 0.5 that an identity may publish in 24 hours, at all processes of the database"
+        " together; 0 means no limit.",
         unit="packets",
     )
     weak_edges_per_day: _Limit = _setting(
         100,
-        "Trust edges up to 0.5 that an identity may publish in 24 hours; 0 means no limit.",
+        "Trust edges up to 0.5 that an identity may publish in 24 hours, at all processes of the database"
+        " together; 0 means no limit.",
         unit="packets",
     )
     trust_revocations_per_day: _Limit = _setting(
-        120, "Trust revocations that an identity may publish in 24 hours; 0 means no limit.", unit="packets"
+        120,
+        "Trust revocations that an identity may publish in 24 hours, at all processes of the database"
+        " together; 0 means no limit.",
+        unit="packets",
     )
     evidence_plugins: tuple[str, ...] = _setting(
         (), "Installed verifiers of platform evidence (entry points of `relayd.evidence`) to use."

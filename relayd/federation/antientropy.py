@@ -110,6 +110,7 @@ class AntiEntropy:
         self._max_backfill_seconds = max_backfill_seconds
         self._noted = noted
         self._withholding: dict[int, Withholding] = {}
+        self._lacking: dict[int, dict[bytes, None]] = {}
         self._rounds: dict[int, Rounds] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._turns = ComparisonTurns()
@@ -240,6 +241,7 @@ class AntiEntropy:
             self._clock,
             turn,
             most_refused,
+            self._lacking.setdefault(peer_id, {}),
         )
         return await compare(parts, since, told, withholding.withheld)
 

@@ -17,7 +17,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -27,7 +27,7 @@ from strata.protocol.negentropy import ItemSet
 from strata.relays.reconciling import Differences, TooManyPackets
 
 from relayd.federation.peers_file import Upstream
-from relayd.item_sets import TooManyItems, gather, is_of_all
+from relayd.item_sets import TooManyItems, gather
 from relayd.store import Store
 from relayd.store.items import ItemRange
 from relayd.store.payers import Unbilled
@@ -112,14 +112,15 @@ class ComparisonResult(msgspec.Struct, omit_defaults=False):
     parts: int = 0
     """The number of single comparisons that it took."""
     items: int = 0
-    """The packets that were here."""
+    """The packets that were here, without those that the peer is known not to serve."""
     have: int = 0
-    """Packets that are here and not there, or that the peer does not serve."""
+    """Packets that are here and that the peer does not serve, as no earlier comparison has found."""
     need: int = 0
     """Packets that are there and were not here."""
     brought: int = 0
     known: int = 0
-    """Packets that the peer serves and this relay had once: erased, banned or just arrived."""
+    """Packets that the peer serves and this relay had once: erased, banned, or just arrived on either
+    side."""
     refused: int = 0
     """Packets that were fetched but not accepted by this relay."""
     withheld: int = 0
@@ -162,6 +163,9 @@ class CompareParts:
     turn: Callable[[], AbstractAsyncContextManager[float]]
     """A turn for one part: see `ComparisonTurns.turn`."""
     most_refused: int = MOST_REFUSED
+    lacking: dict[bytes, None] = field(default_factory=dict)
+    """Packets that are here and that the peer did not serve when they were last compared: the last
+    `MOST_SKIPS`. It may have refused any number, and each costs some hundred bytes if it is compared."""
 
 
 async def compare(
@@ -287,6 +291,7 @@ class _Whole:
             max_items=work.max_items,
             skips_of=work.peer_id,
             with_declined=True,
+            without=work.lacking,
             asker=self._asker,
         )
         differences = await session.compare(
@@ -296,10 +301,11 @@ class _Whole:
             unexpired_at=span.unexpired_at,
             types=span.types,
             authors=span.authors,
-            most_needed=_MOST_NEEDED,
+            most_needed=_MOST_NEEDED + len(work.lacking),
         )
         need = differences.need
-        if need and not is_of_all(span):  # a restricted set lacks the refused packets
+        self._learn(need, differences.have)
+        if need:  # a set of certain types or authors lacks the refused packets
             refused = await work.store.skips(work.peer_id, span, MOST_SKIPS, self._asker)
             need.difference_update(packet_id for _, packet_id in refused)
         found.items += len(items)
@@ -308,6 +314,14 @@ class _Whole:
         found.bytes += differences.bytes
         found.is_cut |= differences.is_cut
         return sorted(need)
+
+    def _learn(self, there: set[bytes], not_there: set[bytes]) -> None:
+        lacking = self._work.lacking
+        for packet_id in there:
+            lacking.pop(packet_id, None)
+        lacking.update(dict.fromkeys(not_there))
+        while len(lacking) > MOST_SKIPS:
+            del lacking[next(iter(lacking))]
 
     async def _bring(self, need: Sequence[bytes]) -> None:
         work, found = self._work, self._found

@@ -9,8 +9,9 @@ cursor that is kept never passes a packet without a verdict (R-364):
 
 The window is bounded, and a full window stops reading: the peer's store is the buffer. A packet that waits
 for its time or for keys takes no place among those under way, because a stranger can publish many such
-packets. It holds up the cursor, and reading only once thousands of packets are behind it, or very large ones
-wait with it.
+packets. It holds up the cursor, and a packet that waits for its time does so until the window is half full:
+thousands of packets are behind it, or very large ones wait with it. Then it is passed over, and a comparison
+fetches it once it is due.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -143,6 +144,11 @@ class Intake:
         """Whether one more packet may be taken."""
         is_short = len(self._items) < _WINDOW_SETTLED and self._waiting_bytes < _WAITING_BYTES
         return is_short and self.may_resume
+
+    @property
+    def is_half_full(self) -> bool:
+        """Whether no packet may wait for its time any longer."""
+        return len(self._items) >= _WINDOW_SETTLED // 2 or self._waiting_bytes >= _WAITING_BYTES // 2
 
     @property
     def may_resume(self) -> bool:

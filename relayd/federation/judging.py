@@ -6,12 +6,14 @@ A verdict settles the packet, or has it judged again: later, or once its author'
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 
 from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.keys import IDENTITY_TYPES
 from strata.relays.author_questions import Answers, AuthorQuestions
 from strata.relays.connection.driver import Driver
 from strata.relays.connection.inspection import author_of
@@ -36,6 +38,7 @@ from relayd.federation.intake import (
 )
 from relayd.federation.link_parts import LinkEnded, LinkParts
 from relayd.federation.peers_file import Upstream
+from relayd.federation.selection import types_of
 from relayd.store.payers import Unbilled
 from relayd.store.skips import REPEATS, reason_of
 from relayd.store.types import PeerMark
@@ -69,6 +72,7 @@ class Judging:
     ) -> None:
         self._peer = peer
         self._peer_id = peer_id
+        self._types, self._authors = frozenset(types_of(peer)), frozenset(peer.authors)
         self._parts = parts
         self._offer = offer
         self._stored = stored
@@ -81,6 +85,8 @@ class Judging:
         self._tasks: set[asyncio.Task[None]] = set()
         self._resuming: dict[Intake, deque[asyncio.Future[None]]] = {}
         """Packets whose wait is over, and which wait for a place among those under way."""
+        self._half_full = asyncio.Event()
+        """Set, and replaced, when packets may wait for their time no longer."""
         self._is_closed = False
         self.payer = Unbilled()
         """The peer takes turns at the database with everybody, and pays nothing: the operator chose it."""
@@ -99,12 +105,15 @@ class Judging:
         """Have a packet judged."""
         item.attempts += 1
         intake.resume(item)
-        request = self._request(item.raw, item.received_at, self._lane)
+        request = self._request(item.raw, item.received_at, self._lane, self._types)
         self._items[request] = (intake, item)
         self._parts.admission.submit(request)
 
     def has_room(self, intake: Intake) -> bool:
         """Whether this window may take one more packet; `wake` is called when that may have changed."""
+        if intake.is_half_full:
+            self._half_full.set()
+            self._half_full = asyncio.Event()
         if self._parts.admission.is_full():
             self._parts.admission.hold(self)
             return False
@@ -121,9 +130,14 @@ class Judging:
         """Stop being notified by admission."""
         self._parts.admission.release(self)
 
-    def _request(self, raw: bytes, received_at: int, lane: Lane) -> PublishRequest:
+    def _request(self, raw: bytes, received_at: int, lane: Lane, types: frozenset[str]) -> PublishRequest:
         origin = PeerOrigin(
-            self._peer_id, received_at, self._peer.trust_received_at, self._parts.max_backfill_seconds
+            self._peer_id,
+            received_at,
+            self._peer.trust_received_at,
+            self._parts.max_backfill_seconds,
+            types,
+            self._authors,
         )
         return PublishRequest(raw, None, lane, time.monotonic(), origin)
 
@@ -165,10 +179,12 @@ class Judging:
         match verdict:
             case PeerVerdict.LATER:
                 del self._items[request]
-                now = self._parts.clock()
+                delay = retry_delay(item, packet, error, self._parts.clock())
                 if error.code is ErrorCode.TIMESTAMP_IN_FUTURE:
                     self._wait(intake, item)
-                self._spawn(self._later(intake, item, retry_delay(item, packet, error, now)))
+                    self._spawn(self._in_time(intake, item, delay, self._half_full))
+                else:
+                    self._spawn(self._later(intake, item, delay))
                 self._parts.told.verdicts(verdict)
             case PeerVerdict.KEYS if packet is not None:
                 del self._items[request]
@@ -247,6 +263,14 @@ class Judging:
         await asyncio.sleep(delay)
         await self._resume(intake, item)
 
+    async def _in_time(self, intake: Intake, item: Item, delay: float, half_full: asyncio.Event) -> None:
+        """Judge a packet again when it is due, or, for the last time, when it may wait no longer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await half_full.wait()
+                item.attempts = MAX_ATTEMPTS
+        await self._resume(intake, item)
+
     async def _with_keys(self, intake: Intake, item: Item, author: str) -> None:
         """Fetch an author's identity packets and judge the packet once more: a peer may send out of order."""
         item.asked_for_keys = True
@@ -277,7 +301,7 @@ class Judging:
         return is_whole, {author: KeyAnswer(is_whole, is_alone, verdicts[author]) for author in authors}
 
     async def _take_key(self, event: QueuedEvent) -> KeyVerdict:
-        request = self._request(bytes(event.packet), event.received_at, self._key_lane)
+        request = self._request(bytes(event.packet), event.received_at, self._key_lane, IDENTITY_TYPES)
         answer: asyncio.Future[KeyVerdict] = asyncio.get_running_loop().create_future()
         self._answers[request] = answer
         self._parts.admission.submit(request)

@@ -9,7 +9,8 @@ every peer that is left out can be read:
   from where reading stood before the peer fell silent, because since then they have withheld what it had
   sent them.
 - Until a peer that is left out has caught up, and while it is silent, the cursors of the others are stored
-  as they stood when that began. A restart reads from there, and nothing that was withheld is skipped.
+  as they stood when that began. Otherwise they are stored as they stood a minute ago, because its silence may
+  not have been noticed yet. A restart reads from there, and nothing that was withheld is skipped.
 
 A relay always leaves out itself: nothing that a peer got from it comes back.
 """
@@ -63,8 +64,11 @@ class Mesh:
         self._peers = {did: _Peer(group, now) for did, group in groups.items()}
 
     def start(self, did: str, cursor: str | None, now: float) -> None:
-        """Reading begins here, at the stored cursor."""
-        self._peers[did].checkpoints = deque([(now, cursor)])
+        """Reading begins here, at the stored cursor. If an earlier link has passed it, what was read
+        behind it still counts: links that each last less than a minute would never get further."""
+        peer = self._peers[did]
+        if cursor is None or cursor not in [each[1] for each in peer.checkpoints]:
+            peer.checkpoints = deque([(now, cursor)])
 
     def heard(self, did: str) -> None:
         """The peer sends its log. Being connected is not enough: a peer that refuses on each attempt would
@@ -113,12 +117,13 @@ class Mesh:
         """
         peer = self._peers[did]
         doubtful_since = min((self._peers[other].doubtful_since for other in peer.left_out), default=math.inf)
-        if doubtful_since < math.inf:
-            return _standing_at(peer, doubtful_since)
-        if not peer.checkpoints or now - peer.checkpoints[-1][0] >= _CHECKPOINT_SECONDS:
+        is_last_long_ago = not peer.checkpoints or now - peer.checkpoints[-1][0] >= _CHECKPOINT_SECONDS
+        if doubtful_since == math.inf and is_last_long_ago:
             peer.checkpoints.append((now, cursor))
             if len(peer.checkpoints) > _CHECKPOINTS:
                 peer.checkpoints.popleft()
+        if peer.left_out:
+            return _standing_at(peer, min(doubtful_since, now - _UNNOTICED_SECONDS))
         return cursor if with_batch is None else with_batch
 
     def _left_out(self, did: str, now: float) -> frozenset[str]:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 from strata.protocol.ids import is_did
+from strata.protocol.text_files import utf8_of
 
 from relayd.config import ConfigurationError
 
@@ -63,10 +64,10 @@ def read_peers(path: Path | None, *, own_id: str | None = None) -> tuple[Upstrea
             body = file.read(_MAX_BYTES + 1)
         if len(body) > _MAX_BYTES:
             raise ConfigurationError([f"{path}: more than {_MAX_BYTES} bytes"])
-        peers = msgspec.convert(tomllib.loads(body.decode()), _File).peer
+        peers = msgspec.convert(tomllib.loads(utf8_of(body).decode()), _File).peer
     except OSError as error:
         raise ConfigurationError([f"{path}: {error.strerror}"]) from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (ValueError, msgspec.ValidationError) as error:
         raise ConfigurationError([f"{path}: {error}"]) from None
     problems = _problems(path, peers, own_id)
     if problems:

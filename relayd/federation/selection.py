@@ -16,7 +16,7 @@ from strata.relays.connection.values import Query
 from relayd.access.auth import REPLICATE, SUBSCRIBE
 from relayd.federation.peers_file import Upstream
 
-__all__ = ["options_for", "query_for", "stream_of"]
+__all__ = ["options_for", "query_for", "stream_of", "types_of"]
 
 _FALLBACK_SECONDS = 86_700
 """How many seconds a packet's timestamp may lie before its receipt, with both clocks' error (A-042)."""
@@ -48,6 +48,12 @@ def stream_of(peer: Upstream) -> str:
     return f"sha256 {hashlib.sha256(name.encode()).hexdigest()}"
 
 
+def types_of(peer: Upstream) -> tuple[str, ...]:
+    """The types that a peer is asked for, with those that carry keys; empty for all."""
+    types = (*peer.types, *sorted(IDENTITY_TYPES), CLIENT_MANIFEST) if peer.types else ()
+    return tuple(dict.fromkeys(types))
+
+
 def query_for(
     peer: Upstream,
     cursor: str | None,
@@ -61,10 +67,9 @@ def query_for(
     a log is in the order of arrival, so what is still unread may be older than all that was read.
     `last_witness` is the latest time at which a packet read so far was first received anywhere.
     """
-    types = (*peer.types, *sorted(IDENTITY_TYPES), CLIENT_MANIFEST) if peer.types else ()
     return Query(
         authors=peer.authors,
-        types=tuple(dict.fromkeys(types)),
+        types=types_of(peer),
         cursor=cursor,
         since=0 if cursor is None else None,
         cursor_fallback_since=max(0, last_witness - _FALLBACK_SECONDS) if last_witness is not None else 0,

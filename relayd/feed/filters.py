@@ -52,8 +52,8 @@ class CompiledFilter:
             and (not self.types or packet.content_type in self.types)
             and (not self.packet_ids or packet.packet_id in self.packet_ids)
             and (self.since is None or packet.timestamp >= self.since)
-            and (self.received_since is None or entry.received_at >= self.received_since)
-            and (self.received_until is None or entry.received_at <= self.received_until)
+            and (self.received_since is None or entry.filtered_at >= self.received_since)
+            and (self.received_until is None or entry.filtered_at <= self.received_until)
             and packet.ingest_peer not in self.not_peers
         )
 

@@ -112,12 +112,11 @@ class IdentityApi:
         return not declined or not covers(declined, packet)
 
     def _head(self, chain: KeyChain) -> DidDocument | None:
-        """The current document, unless it came in a packet that is not served."""
+        """The current document, unless it came only in packets that are not served."""
         head = chain.head
-        is_hidden = head is not None and any(
-            _brought(packet, head) and not self._is_served(_as_stored(packet)) for packet, _ in chain.events
-        )
-        return None if is_hidden else head
+        brought = [] if head is None else [packet for packet, _ in chain.events if _brought(packet, head)]
+        is_shown = not brought or any(self._is_served(_as_stored(packet)) for packet in brought)
+        return head if is_shown else None
 
     def _served(self, chain: KeyChain) -> list[tuple[Packet, int]]:
         """The packets of the chain that may be shown; only the first ones if there are too many."""

@@ -29,6 +29,7 @@ from strata.protocol.ids import is_did, public_key_from_method
 from strata.protocol.keys import KeyRules, allowed_clock_skew
 from strata.protocol.provenance import ProvenanceTrust, Root
 from strata.protocol.provenance.evidence import EvidenceVerifier
+from strata.protocol.text_files import utf8_of
 
 from relayd.config import ConfigurationError, Settings
 from relayd.identity.origins import EvidenceFile, load_verifiers, read_roots, read_verifiers
@@ -75,11 +76,12 @@ def read_bootstrap(path: Path | None) -> BootstrapContents:
             text = file.read(_MAX_BYTES + 1)
         if len(text) > _MAX_BYTES:
             raise ConfigurationError([f"{path}: larger than {_MAX_BYTES} bytes"])
+        text = utf8_of(text)
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         decoded = msgspec.json.decode(text, type=_File)
     except OSError as error:
         raise ConfigurationError([f"{path}: {error.strerror}"]) from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConfigurationError([f"{path}: {error}"]) from None
     problems = [_unknown(name) for name in members if name not in _File.__struct_fields__]
     bootstrap = BootstrapContents(

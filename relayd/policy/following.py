@@ -2,7 +2,8 @@
 
 A notification triggers a look at once. There is also a look every half second, so that a lost notification
 does no harm: the last line of the log says whether there is a new ruling. A ban with an end date ends here,
-by the clock of this process. While the database cannot be reached, the bans of the last reading hold.
+by the clock of this process, and holds again if that clock goes back. While the database cannot be reached,
+the bans of the last reading hold.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class BanFollower:
         self._on_close = on_close
         self._faults = faults
         self._rows: Sequence[Ban] = ()
+        self._counted_at = 0
+        """When `bans` was counted: it is counted anew at an earlier time too."""
         self._last = NOTHING_READ
         self._is_half_told = False
         """`on_change` has failed on the current bans: it is called again at the next look."""
@@ -65,16 +68,14 @@ class BanFollower:
     async def look(self) -> None:
         """Read what is new, and apply it. Raises `StoreError`."""
         last, rows = await self._rulings.last(), self._rows
-        erased, closed = False, list[str]()
+        erased, closed, now = False, list[str](), self._clock()
         if last != self._last:
             last, rows, erased, closed = await self._rulings.read(self._last)
             if self._last == NOTHING_READ:
                 closed = []  # these were for processes of an earlier time
-            bans = Bans.at(self._clock(), rows)
-        elif self._is_half_told or (self.bans.changes_at or math.inf) <= self._clock():
-            bans = Bans.at(self._clock(), rows)
-        else:
+        elif not self._is_half_told and self._counted_at <= now < (self.bans.changes_at or math.inf):
             return
+        bans, self._counted_at = Bans.at(now, rows), now
         if bans != self.bans or erased or self._is_half_told:
             self.bans, self._is_half_told = bans, True
             self._on_change(erased)

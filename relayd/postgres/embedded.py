@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import quote
 
 from relayd import failpoints
 from relayd.left_folders import is_held
@@ -35,6 +34,7 @@ from relayd.logs import get_logger, problem_of
 from relayd.postgres.binaries import EmbeddedPostgresError, Owner, find_binaries, open_to, server_owner
 from relayd.postgres.durable import make_durable
 from relayd.postgres.process import ServerProcess, is_postgres
+from relayd.postgres.running import fits_url, url_of
 from relayd.store.provision import provision
 
 __all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "is_abandoned", "is_used"]
@@ -44,7 +44,6 @@ _logger = get_logger(__name__)
 _MAJOR = 18
 _USER = "relayd"
 _PORT = 5432
-_MAX_SOCKET_BYTES = 100
 _LOCK = "relayd.lock"
 _LINK_NOTE = "relayd.link"
 _UNFINISHED = "relayd.restoring"
@@ -85,6 +84,9 @@ class EmbeddedPostgres:
     `tcp_port` makes the server also listen on 127.0.0.1 (0 is not accepted: choose one), with the password
     that `tcp_url` contains; Spark and JDBC need that. Children of this process may also use `url`.
 
+    `left` tells how many seconds this process has left to live, once that is known: stopping the server takes
+    no longer.
+
     `fill` is called in a thread to make a cluster in place of `initdb`, with a folder that does not exist yet
     and a function that says whether to stop. Then `start` refuses a folder that has a cluster. Until `accept`
     is called, however this ends, the folder is refused to every start without `fill`.
@@ -97,6 +99,7 @@ class EmbeddedPostgres:
         tcp_port: int | None = None,
         start_timeout: float = 120.0,
         fill: Callable[[Path, Callable[[], bool]], None] | None = None,
+        left: Callable[[], float] | None = None,
     ) -> None:
         self._data_dir = Path(data_dir).resolve()
         self._cluster = self._data_dir / f"postgres-{_MAJOR}"
@@ -105,6 +108,7 @@ class EmbeddedPostgres:
         self._port = tcp_port or _PORT  # it names the socket even if nothing listens on TCP
         self._start_timeout = start_timeout
         self._fill = fill
+        self._left = left or (lambda: float("inf"))
         self._is_new = False
         self._owner: Owner | None = None
         self._lock_fd: int | None = None
@@ -125,7 +129,7 @@ class EmbeddedPostgres:
     def url(self) -> str:
         """The URL of the database, for processes of this machine that run as root or as the server's user."""
         folder = self._alias or self._cluster
-        return f"postgresql://{_USER}@/{_USER}?host={quote(str(folder))}&port={self._port}"
+        return url_of(folder, self._port)
 
     @property
     def tcp_url(self) -> str:
@@ -173,7 +177,7 @@ class EmbeddedPostgres:
         """Shut the server down and release the folder. Idempotent; after cancelling, it still shuts down."""
         self._stopping = True
         if self._server is not None:
-            await self._server.stop()
+            await self._server.stop(self._left)
         self._release()
 
     def accept(self) -> None:
@@ -215,7 +219,7 @@ class EmbeddedPostgres:
             # A server that has given up keeps refusing everybody and never ends, even when told to shut down.
             if suspicions >= (_LOOKS_WHILE_STOPPING if self._state() == "stopping" else _LOOKS):
                 _logger.error("embedded_postgres_gave_up", problem=self._last_words())
-                await server.stop(timeout=1.0)
+                await server.stop(lambda: 4.0)
 
     async def _prepared(self) -> None:
         preparing = asyncio.ensure_future(asyncio.to_thread(self._prepare))
@@ -255,7 +259,7 @@ class EmbeddedPostgres:
         if version != str(_MAJOR):
             raise EmbeddedPostgresError(f"{self._cluster} holds data of PostgreSQL {version}, not {_MAJOR}")
         self._clear_stale_pid()
-        if len(os.fsencode(self._cluster / f".s.PGSQL.{self._port}")) > _MAX_SOCKET_BYTES:
+        if not fits_url(self._cluster, self._port):
             # The server binds a relative path; clients connect through a short link to the same folder.
             self._alias = self._short_link()
 
@@ -410,7 +414,7 @@ class EmbeddedPostgres:
                     raise EmbeddedPostgresError(f"PostgreSQL did not start in time; {said}")
                 said = self._last_words()
         except BaseException:
-            await asyncio.shield(server.stop())
+            await asyncio.shield(server.stop(self._left))
             raise
 
     def _tend_files(self) -> None:

@@ -9,10 +9,19 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
+
+from relayd.logs import get_logger
 
 __all__ = ["ServerProcess", "is_postgres"]
 
+_log = get_logger("relayd.postgres")
+
+_FAST_SECONDS: Final = 60.0
+_AT_ONCE_SECONDS: Final = 2.0
+_KILL_SECONDS: Final = 1.0
 _LINUX: bool = sys.platform == "linux"
 _RECOVERS = "postgres: startup"
 _WRITES = "postgres: walwriter"
@@ -99,33 +108,48 @@ class ServerProcess:
     def _children(self) -> list[str] | None:
         """The titles of the server's processes; None if they cannot be read, as on any system but Linux."""
         try:
-            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-            return [Path(f"/proc/{child}/cmdline").read_text() for child in children]
+            return [Path(f"/proc/{child}/cmdline").read_text() for child in self._child_pids()]
         except OSError:
             return None
 
-    async def stop(self, timeout: float = 60.0) -> None:
-        """Fast shutdown; immediate shutdown after `timeout` seconds (the log is replayed at the next start).
+    def _child_pids(self) -> list[int]:
+        """Raises `OSError` if they cannot be read, as on any system but Linux."""
+        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+
+    async def stop(self, left: Callable[[], float] = lambda: float("inf")) -> None:
+        """Fast shutdown; immediate shutdown after a minute (the log is replayed at the next start), or before
+        the time that is `left` ends. A server that does not answer to that either is killed.
 
         For a server that is recovering or has given up, the shutdown is immediate at once: PostgreSQL 18
         ignores a fast shutdown then, and has nothing in memory that the log lacks.
         """
-        fast = [(signal.SIGINT, timeout)] if self.is_alive() and self._is_at_work() else []
-        for sign, patience in (*fast, (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)):
-            if not self.is_alive():
-                break
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, sign)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience):
-                    await self.exited.wait()
+        if self.is_alive() and self._is_at_work():
+            await self._end(signal.SIGINT, min(_FAST_SECONDS, left() - _AT_ONCE_SECONDS - _KILL_SECONDS))
+        if self.is_alive():
+            await self._end(signal.SIGQUIT, _AT_ONCE_SECONDS)
+        if self.is_alive():
+            _log.warning("embedded_postgres_killed", problem="it did not shut down in time")
+            children = []
+            with contextlib.suppress(OSError):
+                children = self._child_pids()
+            await self._end(signal.SIGKILL, 5.0)
+            for child in children:  # stopped ones would not notice that, and keep the next server away
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(child, signal.SIGKILL)
+
+    async def _end(self, sign: signal.Signals, patience: float) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, sign)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self.exited.wait()
 
 
 def is_postgres(pid: int, folder: Path) -> bool:
     """Whether a live process belongs to a PostgreSQL server on this folder, as far as the system shows."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # a stale file may have a number that no process can have
         return False
     except PermissionError:
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,23 @@ from urllib.parse import quote
 
 from relayd.postgres.process import is_postgres
 
-__all__ = ["running_server"]
+__all__ = ["fits_url", "running_server", "url_of"]
 
 _MAX_SOCKET_BYTES = 100
+_UNFIT = re.compile("[,\udc80-\udcff]")
+"""A comma, at which drivers split hosts, and bytes that are not UTF-8."""
 _USER = "relayd"
+
+
+def fits_url(folder: Path, port: int) -> bool:
+    """Whether a URL can name the socket in this folder. Clients connect through a link to it otherwise."""
+    path = folder / f".s.PGSQL.{port}"
+    return len(os.fsencode(path)) <= _MAX_SOCKET_BYTES and _UNFIT.search(str(path)) is None
+
+
+def url_of(folder: Path, port: int) -> str:
+    """The URL of the server whose socket is in this folder, which `fits_url`."""
+    return f"postgresql://{_USER}@/{_USER}?host={quote(str(folder))}&port={port}"
 
 
 @contextlib.contextmanager
@@ -29,12 +43,11 @@ def running_server(data_dir: Path) -> Iterator[str | None]:
         return
     folder, port = cluster
     with contextlib.ExitStack() as stack:
-        if len(os.fsencode(folder / f".s.PGSQL.{port}")) > _MAX_SOCKET_BYTES:
-            # The path of a socket must be short: connect through a link to the same folder.
+        if not fits_url(folder, port):
             link = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relayd-"))) / "pg"
             link.symlink_to(folder)
             folder = link
-        yield f"postgresql://{_USER}@/{_USER}?host={quote(str(folder))}&port={port}"
+        yield url_of(folder, port)
 
 
 def _cluster(data_dir: Path) -> tuple[Path, int] | None:

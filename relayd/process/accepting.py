@@ -32,6 +32,8 @@ is slow."""
 _ACCEPTED_AT_ONCE: Final = 64
 _TRIES: Final = 10
 """How many free ports are tried if the system must choose one for several addresses."""
+_NOT_HERE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+"""The errors of an address that this machine lacks."""
 _PAUSE: Final = 0.5
 """How long nothing is accepted when the system has no room for another file, in seconds."""
 _LONGEST_SHUTDOWN: Final = 3600.0
@@ -61,7 +63,8 @@ class NewConnection(Protocol):
 def bind(host: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
     """Sockets that listen on every address of `host`, all on one port, which the system chooses if it is 0.
 
-    Raises `OSError`; no socket stays open then.
+    Addresses that this machine lacks are left out: `localhost` often has one of IPv6. Raises `OSError`, also
+    if the machine lacks all of them; no socket stays open then.
     """
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     tries_left = 1 if port else _TRIES
@@ -80,23 +83,43 @@ def _bound(
 ) -> list[socket.socket]:
     with contextlib.ExitStack() as stack:
         listening: list[socket.socket] = []
+        missing: dict[object, OSError] = {}
         for family, kind, protocol, _, (host, port, *more) in found:
-            each = stack.enter_context(socket.socket(family, kind, protocol))
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if reuse_port:
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6:
-                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            with contextlib.suppress(OSError, AttributeError):  # not every system has this option
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
             if listening and not port:
                 port = listening[0].getsockname()[1]
-            each.bind((host, port, *more))
-            each.listen(_BACKLOG)
-            each.setblocking(False)
-            listening.append(each)
+            try:
+                each = _open(family, kind, protocol, (host, port, *more), reuse_port)
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                missing[host] = error
+            else:
+                listening.append(stack.enter_context(each))
+        for host, problem in missing.items():
+            if not listening:
+                raise problem
+            _log.warning("address_left_out", address=host, problem=problem.strerror)
         stack.pop_all()
         return listening
+
+
+def _open(
+    family: int, kind: int, protocol: int, where: tuple[object, ...], reuse_port: bool
+) -> socket.socket:
+    with contextlib.ExitStack() as stack:
+        one = stack.enter_context(socket.socket(family, kind, protocol))
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        with contextlib.suppress(OSError, AttributeError):  # not every system has this option
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        one.bind(where)
+        one.listen(_BACKLOG)
+        one.setblocking(False)
+        stack.pop_all()
+        return one
 
 
 class Acceptor:

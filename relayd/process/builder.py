@@ -52,7 +52,7 @@ class _KeyWatch:
     """Answers the writer before it appends (R-074): the feed for its position, admission for the rest."""
 
     followed: Callable[[], int]
-    still_admitted: Callable[[PublishRequest], bool]
+    still_admitted: Callable[[PublishRequest, int], bool]
     follow: Callable[[int], Awaitable[None]]
 
 
@@ -96,7 +96,12 @@ def build_relay(
         on_change=lambda author, digest: admission.identity_applied(author, digest),
         faults=faults,
     )
-    budgets = TrustBudgets(store.identities, _trust_limits(settings), clock=clock, faults=faults)
+
+    def judged_at() -> int:
+        """The time as of which packets are judged: the one that the log will give."""
+        return store.known.time_at(clock())
+
+    budgets = TrustBudgets(store.identities, _trust_limits(settings), clock=judged_at, faults=faults)
 
     types = KnownTypes(store, faults)
 
@@ -140,7 +145,7 @@ def build_relay(
         plugins=plugins or Plugins(),
         trust=trust,
         limits=AdmissionLimits.from_settings(settings),
-        clock=clock,
+        clock=judged_at,
         verify_threads=settings.verify_threads,
         on_verified=metrics.verify_seconds.observe,
         on_flush=registry.flush,
@@ -164,7 +169,11 @@ def build_relay(
         max_pending_bytes=2 * settings.publish_queue_bytes,
         publish_timeout=settings.publish_timeout,
         clock=clock,
-        keys=_KeyWatch(lambda: fanout.position, admission.still_admitted, tail.reach),
+        keys=_KeyWatch(
+            lambda: fanout.position,
+            lambda request, now: admission.still_admitted(request, store.known.time_at(now)),
+            tail.reach,
+        ),
         marks=marks_of,
         faults=faults,
     )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import uvloop
 
 from relayd import logs
 from relayd.config import ConfigurationError, Settings
 from relayd.database import database
-from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_OK, EXIT_PORT
+from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_INCOMPLETE, EXIT_OK, EXIT_PORT
 from relayd.logs import get_logger
 from relayd.process.listening import PortTaken
 from relayd.process.server import print_ready, serve
-from relayd.process.signals import stop_on_signals
+from relayd.process.signals import stop_on_signals, stop_seconds
 from relayd.process.workers import supervise
 from relayd.references import check_references
 from relayd.store.types import StoreError
@@ -35,6 +36,8 @@ def run(settings: Settings) -> int:
         main = supervise(settings, print_ready) if settings.workers > 1 else _serve_alone(settings)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main)
+    except asyncio.CancelledError:
+        return EXIT_OK  # stopped while it was starting
     except StoreError as error:
         return _failed(EXIT_DATABASE, "database", error)
     except PortTaken as error:
@@ -43,6 +46,9 @@ def run(settings: Settings) -> int:
         return _failed(EXIT_CONFIGURATION, "tls", error)
     except ConfigurationError as error:  # in a file or plug-in that a setting names
         return _failed(EXIT_CONFIGURATION, "configuration", error)
+    except Exception:  # our bug; the interpreter's own traceback would wait for the log's reader
+        _log.exception("crashed")
+        return EXIT_INCOMPLETE
     return EXIT_OK
 
 
@@ -66,6 +72,8 @@ def _failed(code: int, what: str, error: Exception) -> int:
 
 
 async def _serve_alone(settings: Settings) -> None:
-    stop = stop_on_signals()
-    async with database(settings, stop) as url:
+    stop = stop_on_signals(stop_seconds(settings))
+    async with contextlib.AsyncExitStack() as stack:
+        with stop.cancels():
+            url = await stack.enter_async_context(database(settings, stop))
         await serve(settings, url, announce=print_ready, stop=stop)

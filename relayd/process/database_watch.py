@@ -1,4 +1,4 @@
-"""Whether the database is there, checked every few seconds."""
+"""Whether the database is there and takes packets, checked every few seconds."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import resource
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from typing import Final
 from relayd.access.gate import Access
 from relayd.config import Settings
 from relayd.faults import FaultLog
+from relayd.lineage import SKEW_SECONDS
 from relayd.logs import get_logger
 from relayd.metrics import Metrics
 from relayd.store.sizes import Sizes
@@ -47,13 +49,16 @@ class Gauges:
         *,
         settings: Callable[[], Settings],
         sizes: Callable[[], Awaitable[Sizes]],
+        latest_told_at: Callable[[], Awaitable[int]],
     ) -> None:
         self._metrics = metrics
         self._access = access
         self._faults = faults
         self._settings = settings
         self._sizes = sizes
+        self._latest_told_at = latest_told_at
         self._knows_of_gateway = False
+        self._knows_of_future = False
 
     async def run(self) -> None:
         """Update the gauges repeatedly, until cancelled. A value that cannot be read stays as it was."""
@@ -89,6 +94,15 @@ class Gauges:
             self._metrics.database_bytes.set(sizes.database_bytes)
             self._metrics.database_connections.set(sizes.connections)
             self._metrics.database_max_connections.set(sizes.max_connections)
+            self._look_at_times(await self._latest_told_at() - int(time.time()))
+
+    def _look_at_times(self, ahead: int) -> None:
+        """Report packets that are told as received in the future: a clock was ahead, here or elsewhere."""
+        self._metrics.log_ahead_seconds.set(max(0, ahead))
+        if ahead > SKEW_SECONDS and not self._knows_of_future:
+            advice = "set the clock if it is behind; else run `relayd mend-times`"
+            _log.warning("log_ahead_of_clock", seconds=ahead, advice=advice)
+        self._knows_of_future = ahead > SKEW_SECONDS
 
     def _look_at_files(self) -> None:
         settings = self._settings()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import ssl
 from collections.abc import Callable
+from functools import partial
 
 from relayd.http.api import MetricsApi
 from relayd.http.scrapes import Scrapes
 from relayd.logs import get_logger
 from relayd.process.accepting import Acceptor, bind
+from relayd.process.beside import beside
 from relayd.process.files import room_for_sockets
 from relayd.relay import RunningRelay
 from relayd.sessions.connection import Connection
@@ -38,13 +40,13 @@ class Ports:
         self._listeners: list[Acceptor] = []
         self.ws_url = ""
 
-    def open(
+    async def open(
         self, responder: HttpResponder, scrapes: Scrapes, *, tls: ssl.SSLContext | None
     ) -> dict[str, str]:
         """Listen; return the addresses by name, as in the ready line. Raises `PortTaken`."""
         settings = self._settings
         self._leave_room()
-        port = self._listen(
+        port = await self._listen(
             settings.host,
             self._chosen.get("main", settings.port) if self._shared is None else self._shared,
             lambda: Connection(self._relay, responder, settings.path),
@@ -60,7 +62,7 @@ class Ports:
         if settings.metrics_listen:
             metrics_host, _, metrics_port = settings.metrics_listen.rpartition(":")
             api = MetricsApi(scrapes.get)
-            taken = self._chosen["metrics"] = self._listen(
+            taken = self._chosen["metrics"] = await self._listen(
                 metrics_host.strip("[]"),
                 self._chosen.get("metrics", int(metrics_port)),
                 lambda: Connection(self._relay, api, None),
@@ -81,7 +83,7 @@ class Ports:
             _log.warning("few_files", sockets=room, wanted=access.max_sockets)
             access.max_sockets = room
 
-    def _listen(
+    async def _listen(
         self,
         host: str,
         port: int,
@@ -91,7 +93,7 @@ class Ports:
     ) -> int:
         """Listen; return the port, which the system chooses if it is 0."""
         try:
-            sockets = bind(host, port, reuse_port=self._shared is not None)
+            sockets = await beside(partial(bind, host, port, reuse_port=self._shared is not None))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PortTaken(f"port {port} on {host} is taken; choose another with --port") from None

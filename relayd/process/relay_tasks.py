@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 from strata.protocol.ids import Signer
 
-from relayd import failpoints
 from relayd.access.memory import Pressure
 from relayd.announcing import Announcer
 from relayd.config import ConfigurationError, Settings
@@ -25,8 +24,9 @@ from relayd.http.identities import IdentityApi
 from relayd.http.manifest import build_manifest
 from relayd.http.scrapes import Scrapes
 from relayd.identity.bootstrap import BootstrapContents
-from relayd.logs import get_logger, problem_of
+from relayd.logs import dropped_lines, get_logger, problem_of
 from relayd.moderation import Bans
+from relayd.process.beside import beside
 from relayd.process.chores import GuardKeeper, maintain, sweep, watch_memory
 from relayd.process.database_watch import watch_database
 from relayd.process.draining import drain
@@ -36,16 +36,16 @@ from relayd.process.loop_watch import LoopWatch
 from relayd.process.machine_reports import MachineReports
 from relayd.process.neighbours import Neighbourhood, Neighbours
 from relayd.process.policy_keeper import PolicyKeeper
-from relayd.process.reloading import read_again, report
+from relayd.process.reloading import CurrentSettings
 from relayd.process.roll_keeper import RollKeeper
 from relayd.relay import RunningRelay
 from relayd.store.guard import Guard
-from relayd.tls import ServerTls, TlsError
+from relayd.tls import ServerTls
 
 if TYPE_CHECKING:
     from relayd.federation.service import Federation
 
-__all__ = ["Announce", "CurrentSettings", "Post", "Serving"]
+__all__ = ["Announce", "Post", "Serving"]
 
 _log = get_logger("relayd.server")
 
@@ -81,13 +81,6 @@ class Post:
     """Called when the process drains: True leaves new connections to the other workers at once."""
     place: Neighbourhood | None
     """Where it finds the others; None if a parent of an earlier release does not say."""
-
-
-class CurrentSettings:
-    """The current settings of a process that may begin anew: a reload counts even while nothing is served."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
 
 
 class Serving:
@@ -131,7 +124,12 @@ class Serving:
         self._scrapes = Scrapes(self._count, metrics.render)
         self._described: tuple[Settings, Bans, str, dict[str, object]] | None = None
         self._gauges = Gauges(
-            metrics, relay.access, relay.faults, settings=lambda: self._settings, sizes=store.sizes
+            metrics,
+            relay.access,
+            relay.faults,
+            settings=lambda: self._settings,
+            sizes=store.sizes,
+            latest_told_at=store.latest_told_at,
         )
 
     async def run(self, announce: Announce, stop: asyncio.Event) -> None:
@@ -153,7 +151,7 @@ class Serving:
             reading = asyncio.create_task(self._federation.run(), name="federation")
             jobs.append(reading)
         try:
-            announce(self._listen())
+            announce(await self._listen())
             _calm_the_collector()
             self._is_serving.set()
             _log.info("serving", relay_id=relay.relay_id, url=self._ports.ws_url)
@@ -190,7 +188,9 @@ class Serving:
             "tail": relay.tail.run(),
             "loop": self._watch_loop(),
             "sweep": sweep(relay.registry, self._count),
-            "health": watch_database(self._store.ping, self._database_is, relay.faults),
+            "health": watch_database(
+                lambda: self._store.ping(trial=relay.writer.is_failing), self._database_is, relay.faults
+            ),
             "maintenance": maintain(self._settings, self._store, relay.faults),
             "policy": self._policy.refresh(),
             "rulings": self._policy.rulings.run(),
@@ -207,7 +207,7 @@ class Serving:
             jobs["announcing"] = self._announcer.run()
         return [asyncio.create_task(job, name=name) for name, job in jobs.items()]
 
-    def _listen(self) -> dict[str, str]:
+    async def _listen(self) -> dict[str, str]:
         settings = self._settings
         responder = HttpApi(
             readiness=self._readiness,
@@ -224,10 +224,10 @@ class Serving:
             metrics=None if settings.metrics_listen else self._scrapes.get,
             websocket_path=settings.path,
             log_epoch=lambda: self._store.known.lineage.current.epoch,
-            console=self._console(),
+            console=await beside(self._console),
         )
         context = self._tls.context if self._tls else None
-        addresses = self._ports.open(responder, self._scrapes, tls=context)
+        addresses = await self._ports.open(responder, self._scrapes, tls=context)
         self._reload_on_sighup()
         return addresses
 
@@ -245,10 +245,12 @@ class Serving:
         """Move what was tallied since the last call into the metrics."""
         relay, metrics = self._relay, self._metrics
         relay.tally.count(metrics)
+        metrics.log_lines_dropped.inc(dropped_lines())
         metrics.publish_queue.set(relay.admission.pending)
         metrics.log_sequence.set(relay.fanout.position)
         metrics.fanout_lag_seconds.set(relay.tail.lag(time.monotonic()))
         self._gauges.look()
+        metrics.count_processor()
         metrics.tasks.set(len(asyncio.all_tasks()))
         metrics.log_epoch.set(self._store.known.lineage.current.epoch)
 
@@ -285,37 +287,19 @@ class Serving:
 
     def _reload_on_sighup(self) -> None:
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_apart)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._current.reloads.ask)
             # A signal that arrived while this process was starting has waited.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        self._current.take_over = self._take_over
         if self._current.settings is not self._settings:  # an earlier round has reloaded meanwhile
             self._take_over(self._current.settings)
 
-    def _reload_apart(self) -> None:
-        with self._loop_watch.apart("reload"):
-            self._reload()
-
-    def _reload(self) -> None:
-        """SIGHUP: apply the current certificates and settings; if there is one fault, nothing changes."""
-        try:
-            if failpoints.ARMED:
-                failpoints.hit("server.reload")
-            reread = read_again(self._settings)
-        except (TlsError, ConfigurationError) as error:
-            _log.error("not_reloaded", problem=problem_of(error))
-            return
-        if self._tls is not None and reread.tls is not None:
-            self._tls.renew(reread.tls)
-            self._metrics.tls_not_after.set(reread.tls_ends_at)
-        self._current.settings = reread.settings
-        self._take_over(reread.settings)
-        report(reread)
-
     def _take_over(self, settings: Settings) -> None:
         relay = self._relay
-        self._settings = settings
-        relay.access.reload(settings)
-        self._policy.apply()
-        relay.admission.trust = dataclasses.replace(
-            relay.admission.trust, refused_clients=frozenset(settings.refused_clients)
-        )
+        with self._loop_watch.apart("reload"):
+            self._settings = settings
+            relay.access.reload(settings)
+            self._policy.apply()
+            relay.admission.trust = dataclasses.replace(
+                relay.admission.trust, refused_clients=frozenset(settings.refused_clients)
+            )

@@ -11,7 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import sys
+import threading
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from strata.protocol.ids import Identity
@@ -27,10 +31,12 @@ from relayd.logs import get_logger, problem_of
 from relayd.metrics import Metrics
 from relayd.policy import Plugins
 from relayd.postgres.scheduling import ask_for_short_turns
+from relayd.process.beside import beside
 from relayd.process.builder import build_relay, relay_identity
 from relayd.process.machine_reports import MachineReports, machines_of
 from relayd.process.neighbours import Neighbours
-from relayd.process.relay_tasks import Announce, CurrentSettings, Post, Serving
+from relayd.process.relay_tasks import Announce, Post, Serving
+from relayd.process.reloading import CurrentSettings
 from relayd.relay import RunningRelay
 from relayd.store import Store
 from relayd.store.guard import Guard
@@ -50,8 +56,13 @@ _ANEW_PAUSE: Final = 0.5
 
 def print_ready(addresses: dict[str, str]) -> None:
     """Print the one line on stdout that says where the relay is. Serving goes on if it cannot be written."""
+    line = json.dumps({"event": "ready", **addresses}, separators=(",", ":")) + "\n"
+    threading.Thread(target=_tell, args=(line,), name="ready", daemon=True).start()  # nobody may be reading
+
+
+def _tell(line: str) -> None:
     try:
-        print(json.dumps({"event": "ready", **addresses}, separators=(",", ":")), flush=True)
+        os.write(sys.stdout.fileno(), line.encode())
     except OSError as error:  # the starter of the relay is gone, or the disk is full
         forget_stdout()
         _log.warning("ready_not_told", problem=problem_of(error))
@@ -76,13 +87,13 @@ async def serve(
     """
     metrics = Metrics()
     plugins = Plugins.from_settings(settings, on_verdict=metrics.plugin_said)
-    files = make_certificate(settings)
-    tls = None if files is None else ServerTls(read_tls_files(files.cert, files.key))
-    metrics.tls_not_after.set(ends_at(files))
+    files = await beside(make_certificate, settings)
+    tls = None if files is None else ServerTls(await beside(read_tls_files, files.cert, files.key))
+    metrics.tls_not_after.set(await beside(ends_at, files))
     claim: Claim | None = None
     has_served = False
     problem: str | None = None
-    current = CurrentSettings(settings)
+    current = CurrentSettings(settings, tls, metrics)
     ports: dict[str, int] = {}  # ports chosen by the system are kept
 
     async def begin(announce: Announce, written: Callable[[], None]) -> Claim:
@@ -182,7 +193,7 @@ async def _serve(
     and on the same port. `written` is called once the database has what `claim` says.
     """
     settings = current.settings
-    bootstrap = read_bootstrap(settings.bootstrap_file)
+    bootstrap = await beside(read_bootstrap, settings.bootstrap_file)
     if failpoints.ARMED:
         await failpoints.reached("server.start")
     store = await _open_store(settings, database_url, metrics)
@@ -192,7 +203,7 @@ async def _serve(
         await store.begin([claim for claim in claims if claim is not None])
         written()
         identity = relay_identity(settings, store)
-        upstreams = read_peers(settings.peers_file, own_id=identity.did)
+        upstreams = await beside(partial(read_peers, settings.peers_file, own_id=identity.did))
         numbers = await store.register_peers([(peer.relay_id, peer.url) for peer in upstreams])
         if not settings.retention_requires_archive:
             await store.maintain()

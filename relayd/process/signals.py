@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import threading
+import time
+from collections.abc import Iterator
 
-from relayd.logs import get_logger
+from relayd.config import Settings
+from relayd.logs import flush, get_logger
 
-__all__ = ["hold_reloads", "stop_on_signals"]
+__all__ = ["Stop", "hold_reloads", "stop_on_signals", "stop_seconds"]
 
 _log = get_logger("relayd.server")
 
@@ -23,24 +28,66 @@ def hold_reloads() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
-def stop_on_signals(*numbers: signal.Signals) -> asyncio.Event:
-    """An event set by these signals (by default SIGTERM and SIGINT); a later one ends the process at once.
+def stop_seconds(settings: Settings) -> float:
+    """The time from SIGTERM to the end, at most: a little less than the guides have process managers wait."""
+    return max(30.0, settings.drain_spread + settings.drain_timeout + 10.0) - 2.0
+
+
+class Stop(asyncio.Event):
+    """Set when the process is to end. If it then takes longer than `seconds`, it ends at once, whatever it
+    waits for: a file system, a name server, a thread."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self.set_at: float | None = None
+        """When it was set, on the monotonic clock."""
+
+    def set(self) -> None:
+        if self.set_at is None:
+            self.set_at = time.monotonic()
+            timer = threading.Timer(self._seconds, _end_at_once, [f"it has not ended in {self._seconds:g} s"])
+            timer.daemon = True
+            with contextlib.suppress(RuntimeError):  # the system allows no more threads
+                timer.start()
+        super().set()
+
+    def left(self) -> float:
+        """The seconds until the process ends at once; infinite while nothing ends it."""
+        return float("inf") if self.set_at is None else self.set_at + self._seconds - time.monotonic()
+
+    @contextlib.contextmanager
+    def cancels(self) -> Iterator[None]:
+        """Cancel the task in this block when the process is to end: for a start, which may take long."""
+        task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.create_task(self.wait(), name="stop")
+        watch.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
+        try:
+            yield
+        finally:
+            watch.cancel()
+
+
+def stop_on_signals(seconds: float, *numbers: signal.Signals) -> Stop:
+    """A `Stop` set by these signals (by default SIGTERM and SIGINT); a later one ends the process at once.
 
     Supervisors often signal a process and its group: signals within the first second are one request.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    stopped_at = 0.0
+    stop = Stop(seconds)
 
     def received() -> None:
-        nonlocal stopped_at
-        if not stop.is_set():
-            stopped_at = loop.time()
+        if stop.set_at is None:
             stop.set()
-        elif loop.time() - stopped_at > 1.0:
-            _log.warning("stopping_at_once")
-            os._exit(1)
+        elif time.monotonic() - stop.set_at > 1.0:
+            _end_at_once("a second signal came")
 
     for number in numbers or (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, received)
+        asyncio.get_running_loop().add_signal_handler(number, received)
     return stop
+
+
+def _end_at_once(problem: str) -> None:
+    _log.warning("stopping_at_once", problem=problem)
+    flush()
+    os._exit(1)

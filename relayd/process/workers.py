@@ -33,15 +33,17 @@ import uvloop
 from relayd import failpoints, logs
 from relayd.config import ConfigurationError, Settings, SettingSources, setting_table
 from relayd.database import database
+from relayd.exit_codes import EXIT_INCOMPLETE
 from relayd.logs import get_logger
 from relayd.metrics import SupervisorMetrics, forget_process, share_between_processes
+from relayd.process.beside import beside
 from relayd.process.listening import PortTaken
 from relayd.process.neighbours import Neighbourhood
 from relayd.process.relay_tasks import Post
-from relayd.process.reloading import read_again
+from relayd.process.reloading import RELOAD_SECONDS, Reloads, Reread, read_again
 from relayd.process.server import serve
 from relayd.process.shared_folder import shared_folder
-from relayd.process.signals import stop_on_signals
+from relayd.process.signals import stop_on_signals, stop_seconds
 from relayd.references import check_references
 from relayd.store.types import StoreError
 from relayd.tls import TlsError
@@ -57,6 +59,8 @@ _DATABASE_PAUSE: Final = 1.0
 _RESTART_PAUSE: Final = 1.0
 _CLOSING_SECONDS: Final = 30.0
 """How long a worker may take to close its database connections and end, once it has drained, in seconds."""
+_DATABASE_SECONDS: Final = 4.0
+"""What is left for ending the database when the workers must have ended."""
 _LONGEST_BEAT: Final = 1.0
 _PARENTS_OWN: Final = ("host", "port", "workers", "database_url", "data_dir", "log_format", "log_level")
 """Settings that the parent has already applied: only a restart of the whole relay changes them."""
@@ -68,12 +72,15 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
     `announce` is called once, when all of them accept connections. Raises what `serve` raises if a worker
     cannot start at first.
     """
-    stop = stop_on_signals()
     with shared_folder() as folder, _reserved(settings) as port:
+        # Only now: a look-up of the host's name may take long, and until here a signal ends the process.
+        stop = stop_on_signals(stop_seconds(settings))
         share_between_processes(folder)
         neighbours = folder / "neighbours"
         neighbours.mkdir(mode=0o700)
-        async with database(settings, stop) as url:
+        async with contextlib.AsyncExitStack() as stack:
+            with stop.cancels():
+                url = await stack.enter_async_context(database(settings, stop))
             count = settings.workers
             places = [Neighbourhood(neighbours, number, count) for number in range(count)]
             workers: list[_Worker] = []
@@ -87,12 +94,13 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
                 announce(addresses)
                 loop = asyncio.get_running_loop()
                 loop.add_signal_handler(signal.SIGUSR2, crew.renewal.set)
-                loop.add_signal_handler(signal.SIGHUP, crew.reload)
+                loop.add_signal_handler(signal.SIGHUP, Reloads(crew.reload).ask)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
                 await crew.look_after()
             finally:
                 _signal_all(workers, signal.SIGTERM)
-                await asyncio.gather(*(worker.ended(worker.patience) for worker in workers))
+                patience = stop.left() - _DATABASE_SECONDS
+                await asyncio.gather(*(each.ended(min(each.patience, patience)) for each in workers))
 
 
 async def _ready(workers: list[_Worker], stop: asyncio.Event) -> dict[str, str] | None:
@@ -150,7 +158,7 @@ class _Crew:
     def __init__(self, workers: list[_Worker], stop: asyncio.Event) -> None:
         self._workers = workers
         self._stop = stop
-        self._restarts = SupervisorMetrics().restarts
+        self._metrics = SupervisorMetrics()
         self._version = VERSION
         """The version of the workers, which may be later than the parent's."""
         self.renewal = asyncio.Event()
@@ -167,6 +175,7 @@ class _Crew:
 
     async def _keep(self, worker: _Worker) -> None:
         while True:
+            self._metrics.log_lines_dropped.inc(logs.dropped_lines())
             if not worker.is_alive():
                 await self._start_again(worker)
             elif worker.silence() > worker.timeout and not worker.is_hung:
@@ -185,10 +194,10 @@ class _Crew:
         except Exception as error:  # a killed process may have left anything in its files: the relay goes on
             _log.warning("metrics_not_added_up", problem=logs.problem_of(error))
         if worker.makes_way:
-            self._restarts["renewed"].inc()
+            self._metrics.restarts["renewed"].inc()
             _log.info("worker_renewed", pid=worker.pid)
         else:
-            self._restarts["hung" if worker.is_hung else "died"].inc()
+            self._metrics.restarts["hung" if worker.is_hung else "died"].inc()
             _log.error("worker_died", pid=worker.pid, exit_code=worker.exit_code, problem=worker.problem())
             await asyncio.sleep(_RESTART_PAUSE)
         while True:
@@ -204,7 +213,7 @@ class _Crew:
             await self.renewal.wait()
             self.renewal.clear()
             try:
-                self._check(self._workers[0].settings)
+                await beside(self._check, self._workers[0].settings, seconds=RELOAD_SECONDS)
             except Exception as error:  # such as one of a package being replaced: the present workers go on
                 _log.error("not_renewed", problem=logs.problem_of(error))
                 continue
@@ -234,16 +243,13 @@ class _Crew:
         if installed_version() == VERSION:
             check_references(settings)
 
-    def reload(self) -> None:
+    async def reload(self) -> None:
         """SIGHUP: have every worker reload, once everything has been read and checked.
 
         A worker that is started later begins with the new settings.
         """
         try:
-            reread = read_again(self._workers[0].settings)
-            waiting = set(reread.changes.restart_needed) - set(_PARENTS_OWN)
-            if waiting and reread.changes.fresh is not None:
-                self._check(reread.changes.fresh)
+            reread, waiting = await beside(self._read_again, seconds=RELOAD_SECONDS)
         except (TlsError, ConfigurationError) as error:
             _log.error("not_reloaded", problem=logs.problem_of(error))
             return
@@ -257,11 +263,18 @@ class _Crew:
         # A renewal takes time, and the workers whose turn is last must not serve those who are blocked until
         # then. The workers also log what has changed, and what waits for a restart of the whole relay.
         _signal_all(self._workers, signal.SIGHUP)
-        installed = installed_version()
+        installed = await beside(installed_version)
         if waiting or installed != self._version:
             self._version = installed
             _log.info("workers_make_way", version=installed, settings=sorted(waiting))
             self.renewal.set()
+
+    def _read_again(self) -> tuple[Reread, set[str]]:
+        reread = read_again(self._workers[0].settings)
+        waiting = set(reread.changes.restart_needed) - set(_PARENTS_OWN)
+        if waiting and reread.changes.fresh is not None:
+            self._check(reread.changes.fresh)
+        return reread, waiting
 
 
 class _Worker:
@@ -404,12 +417,15 @@ def _work(
     logs.configure(settings.log_format, settings.log_level)
     if failpoints.ARMED:
         failpoints.hit("workers.start")
+    os.set_blocking(pipe.fileno(), False)  # a parent that stands still must not hold this process up
     # Ctrl-C reaches the whole process group; the parent passes the stop on, once.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
+    seconds = stop_seconds(settings) - _DATABASE_SECONDS
+
     async def main() -> None:
         async with (
-            _parent_watched(stop_on_signals(signal.SIGTERM)) as stop,
+            _parent_watched(stop_on_signals(seconds, signal.SIGTERM)) as stop,
             _beating(pipe, _beat_interval(settings)),
         ):
             way = asyncio.Event()
@@ -449,6 +465,9 @@ def _work(
     except (StoreError, PortTaken, TlsError, ConfigurationError) as error:
         with contextlib.suppress(OSError):  # the parent is gone
             pipe.send(error)
+    except Exception:  # our bug; the interpreter's own traceback would wait for the log's reader
+        _log.exception("crashed")
+        raise SystemExit(EXIT_INCOMPLETE) from None
 
 
 @contextlib.asynccontextmanager
@@ -456,9 +475,9 @@ async def _beating(pipe: Pipe, interval: float) -> AsyncIterator[None]:
     """Give the parent a sign of life from the event loop at each interval."""
 
     async def beat() -> None:
-        with contextlib.suppress(OSError):  # the parent is gone, or does not read: others notice that
-            while True:
-                await asyncio.sleep(interval)
+        while True:
+            await asyncio.sleep(interval)
+            with contextlib.suppress(OSError):  # the parent is gone, or does not read: others notice that
                 pipe.send(None)
 
     task = asyncio.create_task(beat(), name="beat")

@@ -73,6 +73,7 @@ class AuthExchange:
     __slots__ = (
         "_connection",
         "_generation",
+        "_holds_since",
         "_holds_until",
         "_proof",
         "_relay",
@@ -102,7 +103,7 @@ class AuthExchange:
         self._proof: Proof | None = None
         # The key was good in this generation of the directory, and is until this second if no packet comes.
         self._generation = 0
-        self._holds_until = math.inf
+        self._holds_since, self._holds_until = 0, math.inf
         self._review: asyncio.Task[None] | None = None
 
     def challenge(self) -> None:
@@ -159,7 +160,7 @@ class AuthExchange:
         """Whether the key may have become invalid since it was looked up."""
         identities, identity = self._relay.identities, self._session.identity
         assert identity is not None
-        if self._relay.clock() >= self._holds_until:
+        if not self._holds_since <= self._relay.clock() < self._holds_until:
             return True
         generation = identities.generation
         if generation == self._generation:
@@ -206,7 +207,7 @@ class AuthExchange:
     def _proved(self, proof: Proof, chain: KeyChain, now: int) -> None:
         self._proof = proof
         self._generation = self._relay.identities.generation
-        self._holds_until = chain.holds_until(now, Use.AUTH)
+        self._holds_since, self._holds_until = now, chain.holds_until(now, Use.AUTH)
 
     def _withdraw(self, error: InvalidMessage) -> None:
         """End the connection: the grounds on which it was admitted no longer hold."""

@@ -1,7 +1,8 @@
 """Comparing sets with relays that replicate: RECONCILE over the wire (A-171, decision 68).
 
 A peer begins with a range of time. This relay reads the ids that it serves of that range, and answers each
-negentropy message from them until the peer has heard enough. The cost that a peer may cause is bounded:
+negentropy message from them until the peer has heard enough. It names nothing else, because the peer takes
+each id for a promise to send the packet (decision 69). The cost that a peer may cause is bounded:
 
 - Each identity has one comparison, the newest, and a process has few (`comparisons`). Each comparison holds a
   limited number of items, and ends after a minute without a message, or once it has been open for long and
@@ -220,15 +221,8 @@ class Comparer:
 
     async def _items(self, span: ItemRange) -> ItemSet:
         relay, connection = self._relay, self._connection
-        identity = self._session.identity
-        items = await gather(
-            relay.store,
-            span,
-            max_items=relay.settings.reconcile_max_items,
-            skips_of=relay.limits.peers.get(identity or ""),
-            asker=connection,
-            pace=self._pace,
-        )
+        most = relay.settings.reconcile_max_items
+        items = await gather(relay.store, span, max_items=most, asker=connection, pace=self._pace)
         connection.backfilled(_ROW_BYTES * len(items))
         self._held_bytes = _ITEM_BYTES * len(items)
         return items

@@ -58,7 +58,7 @@ from relayd.sessions.auth_exchange import AuthExchange
 from relayd.sessions.backlog import Backlog
 from relayd.sessions.comparing import Comparer
 from relayd.sessions.desk import Desk
-from relayd.sessions.http_requests import HttpResponder, fault_response, respond
+from relayd.sessions.http_requests import HttpResponder, as_origin_form, fault_response, respond
 from relayd.sessions.session import Session
 from relayd.sessions.websocket import WebSocket
 
@@ -184,6 +184,7 @@ class Connection:
                 self._never_was()
 
     def requested(self, request: Request, now: float) -> None:
+        as_origin_form(request)
         if self._relay.access.identify(self._visitor, request.headers, now):
             _log.warning("proxy_not_trusted", consequence="its clients share the limits of one address")
         path = request.path.partition("?")[0]

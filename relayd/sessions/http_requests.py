@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import http
 import math
+import re
 from collections.abc import Iterator
 from email.utils import formatdate
 from typing import Final, Protocol
@@ -26,11 +27,12 @@ from relayd.responses import Response as HttpResponse
 from relayd.responses import error_response, unless_known
 from relayd.store.payers import Asker
 
-__all__ = ["HttpResponder", "fault_response", "rejection", "respond"]
+__all__ = ["HttpResponder", "as_origin_form", "fault_response", "rejection", "respond"]
 
 _READS = ("/packets/", "/did/", "/did-docs/")
 """Paths that serve packets or their contents, as a subscription would."""
 _METHODS: Final = ("GET", "HEAD")
+_ABSOLUTE: Final = re.compile("https?://([^/?]+)", re.IGNORECASE)
 _DID: Final = "/did/"
 _MOST_CHAINS: Final = 8
 """The requests of one address at a time that may have a chain of keys read: how long that takes is known, and
@@ -52,6 +54,15 @@ class HttpAsker(Asker, Protocol):
     @property
     def payer(self) -> Quota:
         """The account that takes turns at the database."""
+
+
+def as_origin_form(request: Request) -> None:
+    """Leave the path of a target that names its host too; then that host counts (RFC 9112 section 3.2.2)."""
+    named = _ABSOLUTE.match(request.path)
+    if named is not None:
+        request.path = "/" + request.path[named.end() :].removeprefix("/")
+        request.headers.pop("Host", None)
+        request.headers["Host"] = named[1]
 
 
 def rejection(protocol: ServerProtocol, turnaway: Turnaway) -> Response:

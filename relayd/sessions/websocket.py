@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import http
+import re
 import time
 from collections.abc import Generator, Hashable, Iterable, Sequence
 from typing import Final, TypeAlias, cast
@@ -55,6 +56,7 @@ _LONGEST_REST: Final = 1.0
 """The longest time between two looks at what a peer owes, in seconds."""
 _VERSION: Final = "13"
 _END_OF_HEADERS: Final = b"\r\n\r\n"
+_EMPTY_LINES: Final = re.compile(rb"\A(?:\r\n)+")
 _REASONS: Final = {1001: "going_away", 1008: "malformed", 1013: "slow_consumer"}
 
 
@@ -242,6 +244,15 @@ class WebSocket(asyncio.Protocol):
 
     def _take_headers(self, data: bytes, now: float) -> bytes:
         """Give the library the request. What follows it in the same read is not for the library's parser."""
+        if self._headers_end in (
+            b"",
+            b"\r",
+        ):  # ignore empty lines before it (RFC 9112 section 2.2)
+            data = _EMPTY_LINES.sub(b"", self._headers_end + data, count=1)
+            self._headers_end = b""
+            if data in (b"", b"\r"):
+                self._headers_end = data
+                return b""
         seen = self._headers_end + data
         end = seen.find(_END_OF_HEADERS)
         size = len(data) if end < 0 else end + len(_END_OF_HEADERS) - len(self._headers_end)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
 import asyncpg
 
+from relayd.database_url import each_server, fault_of, trusts_system
 from relayd.logs import problem_of
-from relayd.store.hosts import each_server
 from relayd.store.payers import Payer, line_of
 from relayd.store.turns import Turn, Turns
 from relayd.store.types import StoreError, StoreTimeout, StoreUnavailable
@@ -156,14 +156,15 @@ async def deadline(connection: asyncpg.Connection, seconds: float) -> AsyncItera
 
 
 @contextlib.contextmanager
-def _too_old() -> Iterator[None]:
-    """Name the version that is needed if the server does not know a setting that sessions begin with."""
+def _too_old(settings: Iterable[str]) -> Iterator[None]:
+    """Name the version that is needed if the server does not know one of our `settings` of a session."""
     try:
         yield
     except asyncpg.UndefinedObjectError as error:
-        raise StoreError(
-            f"the server refuses the relay's sessions: {_first_line(error)}; PostgreSQL 15 or newer is needed"
-        ) from error
+        said = _first_line(error)
+        ours = any(f'"{name}"' in said for name in settings)
+        advice = "PostgreSQL 15 or newer is needed" if ours else "the URL's options ask for it"
+        raise StoreError(f"the server refuses the relay's sessions: {said}; {advice}") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -185,22 +186,20 @@ async def connect(
     time. `answer_timeout` is for each statement, if the total time of all statements is unknown (else see
     `deadline`). Raises `StoreUnavailable`. Cancelling closes what was opened.
     """
+    if (fault := fault_of(url)) is not None:
+        raise StoreError(f"the database URL cannot be used: {fault}")
     servers = each_server(url)
+    session = {"application_name": name, "jit": "off", **_VANISHED, **_OURS, **settings}
     said: list[str] = []
     for server in servers:
         try:
-            with translate_errors(), _too_old():
+            with translate_errors(), _too_old(session):
                 connection = await asyncpg.connect(
                     server,
                     timeout=connect_timeout / len(servers),
                     command_timeout=answer_timeout,
-                    server_settings={
-                        "application_name": name,
-                        "jit": "off",
-                        **_VANISHED,
-                        **_OURS,
-                        **settings,
-                    },
+                    ssl=True if trusts_system(server) else None,
+                    server_settings=session,
                     max_cached_statement_lifetime=0,
                     # Bodies make the arguments of statements large, never their text; all our statements fit.
                     statement_cache_size=256,

@@ -8,11 +8,10 @@ nothing. Cursors need no guard: their terms are enough (`relayd.lineage`).
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
 import msgspec
+from strata.protocol.files import replace_file
 
 from relayd.lineage import Claim
 
@@ -51,14 +50,5 @@ class Guard:
         if claim == self._written:
             return
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(_Content(self._log, claim)))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(self._path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        replace_file(self._path, msgspec.json.encode(_Content(self._log, claim)), mode=0o600)
         self._written = claim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -27,6 +28,7 @@ from relayd.store.types import (
     PeerMark,
     StoreError,
     StoreUnavailable,
+    TimeMoved,
     UnsafeDatabase,
 )
 
@@ -36,10 +38,10 @@ _log = get_logger("relayd.store")
 
 _Result = TypeVar("_Result")
 
-_APPEND = "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+_APPEND = "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
 _APPEND_REPLICATED = (
     "SELECT * FROM relay_append_replicated($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,"
-    " $14, $15, $16, $17, $18, $19, $20, $21)"
+    " $14, $15, $16, $17, $18, $19, $20, $21, $22)"
 )
 
 _SESSION = {
@@ -129,7 +131,9 @@ class Log:
         with nothing appended, if the database lacks what this process knows to be there.
 
         `followed` is the sequence up to which the caller has applied identity packets; None if keys do not
-        matter. Raises `IdentitiesMoved`, with nothing appended, if the log holds later ones.
+        matter. Raises `IdentitiesMoved`, with nothing appended, if the log holds later ones, or later acts of
+        trust of an author whose act of trust is in the batch; and likewise `TimeMoved` if the log would give
+        another time than `KnownLog.time_at(now)`, as of which those without a witness were judged.
 
         `marks` say how far peers have been read once the batch is in; they are stored with it (R-364). Marks
         that the database refuses are left out: the batch also holds what was published here.
@@ -148,9 +152,29 @@ class Log:
                 _log.error("peer_marks_refused", peers=[mark.peer_id for mark in marks])
                 marks = ()
             row = await self._run(list(fresh.values()), now, followed, marks)
-        if row[1] is None:
+        if row["told"] is None:
             raise IdentitiesMoved(row[0])
+        self._known.told_at = row["told"]
+        if row[1] is None:
+            raise TimeMoved("the log gives another time")
         return Appended(row[0], _in_order(batch, _places(fresh, row), repeated))
+
+    async def check(self, *, trial: bool = False) -> None:
+        """Check that the database takes writes; with `trial`, by an append that is rolled back, and one of
+        nothing that is committed: a standby that has to confirm commits may be away.
+
+        Raises `StoreUnavailable`, or what an append would raise. Nothing is stored.
+        """
+
+        async def look(connection: asyncpg.Connection) -> None:
+            if await connection.fetchval("SELECT current_setting('transaction_read_only')") == "on":
+                raise StoreUnavailable("the database accepts no writes")
+
+        await self._alone(look)
+        if trial:
+            now = int(time.time())
+            await self._run([NewPacket(os.urandom(32), "", "", now, None, b"{}")], now, None, (), keep=False)
+            await self._run([], now, None, ())
 
     async def _refused(self, batch: list[NewPacket], now: int) -> list[bytes]:
         """The ids of the rows that the database refuses, found by halving and without storing anything.
@@ -206,14 +230,16 @@ class Log:
                 [mark.last_witness for mark in marks],
             )
 
+        more = (*peers, None if followed is None else self._known.time_at(now))
+
         async def run(connection: asyncpg.Connection) -> asyncpg.Record:
             if keep:
                 # No explicit transaction: the statement is one, and BEGIN and COMMIT cost 180 µs.
-                return await self._commit(connection, now, columns, peers)
+                return await self._commit(connection, now, columns, more)
             trial = connection.transaction()
             await trial.start()
             try:
-                return await self._stand_and_append(connection, now, columns, peers)
+                return await self._stand_and_append(connection, now, columns, more)
             finally:
                 await trial.rollback()
 
@@ -224,11 +250,11 @@ class Log:
         connection: asyncpg.Connection,
         now: int,
         columns: tuple[object, ...],
-        peers: tuple[object, ...],
+        more: tuple[object, ...],
     ) -> asyncpg.Record:
         if failpoints.ARMED:
             await failpoints.reached("store.append.before_commit")
-        row = await self._stand_and_append(connection, now, columns, peers)
+        row = await self._stand_and_append(connection, now, columns, more)
         if failpoints.ARMED:
             await failpoints.reached("store.append.after_commit")
         return row
@@ -238,14 +264,15 @@ class Log:
         connection: asyncpg.Connection,
         now: int,
         columns: tuple[object, ...],
-        peers: tuple[object, ...],
+        more: tuple[object, ...],
     ) -> asyncpg.Record:
-        """Append under the current term, whichever process opened it; `peers` is what peers' packets add."""
+        """Append under the current term, whichever process opened it; `more` is what peers' packets add,
+        and the time as of which the packets were judged."""
         known = self._known
-        statement = _APPEND_REPLICATED if peers else _APPEND
+        statement = _APPEND_REPLICATED if len(more) > 1 else _APPEND
         for _ in range(_TERM_CHANGES):
             tag = known.lineage.current.tag
-            row = await connection.fetchrow(statement, now, *columns, tag, known.seen, *peers)
+            row = await connection.fetchrow(statement, now, *columns, tag, known.seen, *more)
             if row[0] is not None:
                 return row
             await agree(connection, known)
@@ -321,7 +348,8 @@ def _blames_a_row(error: StoreError) -> bool:
 
 
 def _places(fresh: dict[bytes, NewPacket], row: asyncpg.Record) -> dict[bytes, Disposition]:
-    _, sequence, received_at, known_ids, known_sequences, known_received, known_of = row
+    """The place of each packet by its id, and that of packets that repeat it in the batch by its key."""
+    _, sequence, _, known_ids, known_sequences, known_received, known_of, received_at = row
     known: dict[bytes, Disposition] = {}
     if known_ids:
         for known_id, first, first_at, of in zip(
@@ -330,18 +358,23 @@ def _places(fresh: dict[bytes, NewPacket], row: asyncpg.Record) -> dict[bytes, D
             known[known_id] = Disposition(AppendOutcome.DUPLICATE, first, first_at, of)
     places: dict[bytes, Disposition] = {}
     for packet_id, packet in fresh.items():
-        place = known.get(packet_id) if known else None
-        if place is None and packet.equivalence_key is not None:
-            place = known.get(packet.equivalence_key)
+        key = packet.equivalence_key
+        by_key = known.get(key) if known and key is not None else None
+        if by_key is not None and by_key.duplicate_of is None:
+            by_key = by_key._replace(outcome=AppendOutcome.ERASED)
+        place = (known.get(packet_id) if known else None) or by_key
         if place is None:
             sequence += 1
             place = Disposition(AppendOutcome.STORED, sequence, received_at)
         places[packet_id] = place
+        if key is not None:
+            repeat = place._replace(outcome=AppendOutcome.DUPLICATE, duplicate_of=packet_id)
+            places[key] = by_key or repeat
     return places
 
 
 def _distinct(batch: Sequence[NewPacket]) -> tuple[dict[bytes, NewPacket], dict[bytes, bytes]]:
-    """The packets to store, by id; and for each packet that repeats one by its key, the id of that one."""
+    """The packets to store, by id; and the key of each packet that repeats one of them by its key."""
     fresh: dict[bytes, NewPacket] = {}
     first_with: dict[bytes, bytes] = {}
     repeated: dict[bytes, bytes] = {}
@@ -351,7 +384,7 @@ def _distinct(batch: Sequence[NewPacket]) -> tuple[dict[bytes, NewPacket], dict[
         if packet.equivalence_key is not None:
             first = first_with.setdefault(packet.equivalence_key, packet.packet_id)
             if first != packet.packet_id:
-                repeated[packet.packet_id] = first
+                repeated[packet.packet_id] = packet.equivalence_key
                 continue
         fresh[packet.packet_id] = packet
     return fresh, repeated
@@ -365,11 +398,7 @@ def _in_order(
     dispositions: list[Disposition] = []
     for packet in batch:
         packet_id = packet.packet_id
-        place = places.get(packet_id, _INVALID)
-        first = repeated.get(packet_id) if repeated else None
-        if first is not None and (place := places.get(first, _INVALID)) is not _INVALID:
-            of = place.duplicate_of or first
-            place = place._replace(outcome=AppendOutcome.DUPLICATE, duplicate_of=of)
+        place = places.get(repeated.get(packet_id, packet_id), _INVALID)
         if packet_id in seen and place.outcome is AppendOutcome.STORED:
             place = place._replace(outcome=AppendOutcome.DUPLICATE)
         seen.add(packet_id)

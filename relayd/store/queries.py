@@ -54,6 +54,8 @@ CHANNEL = "relayd_log"
 
 HEAD = "SELECT last_sequence FROM log_head"
 
+LATEST_TOLD = "SELECT coalesce(latest_told_at, last_received_at) FROM log_head"
+
 STATE = "SELECT last_sequence, tag FROM log_head"
 """The end of the log, and the tag of its current term."""
 
@@ -94,6 +96,9 @@ a type has."""
 
 POSITION = "SELECT relay_position($1), last_received_at >= $1 FROM log_head"
 """The border below a received_at, and whether it is settled: no later packet can move it then."""
+
+MOST_AHEAD = "SELECT most_ahead FROM log_head"
+"""How much further than its own time a packet of this relay may stand in the log."""
 
 LAST_SEQUENCE = 2**63 - 1
 """No sequence is above this."""
@@ -182,10 +187,11 @@ _CONDITIONS = {
     "types": f"content_type IN ({_KEYS})",
     "since": '"timestamp" >= {}',
     "until": '"timestamp" <= {}',
-    "received_since": "received_at >= {}",
-    "received_until": "received_at <= {}",
 }
 _CONDITIONS = {name: "p." + condition for name, condition in _CONDITIONS.items()} | DECLINED_CONDITIONS
+# As `LogEntry.filtered_at`.
+_RECEIVED_AT = "CASE WHEN p.ingest_peer = 0 THEN p.witnessed_at ELSE p.received_at END"
+_CONDITIONS |= {"received_since": _RECEIVED_AT + " >= {}", "received_until": _RECEIVED_AT + " <= {}"}
 _CONDITIONS["not_peers"] = "(p.ingest_peer <> ALL ({}::integer[])) IS NOT FALSE"
 
 

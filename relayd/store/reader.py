@@ -26,6 +26,8 @@ from relayd.store.queries import (
     FIND,
     FINDINGS,
     LAST_SEQUENCE,
+    LATEST_TOLD,
+    MOST_AHEAD,
     POSITION,
     TAIL,
     TOMBSTONES,
@@ -139,6 +141,11 @@ class Reader:
         """The epochs since the log's first, oldest first. Raises `StoreUnavailable`, `StoreTimeout`."""
         async with self._lookups.lease() as connection:
             return await read_resets(connection)
+
+    async def latest_told_at(self) -> int:
+        """The latest time at which the log says that a packet was received. Raises as `resets` does."""
+        async with self._lookups.lease() as connection:
+            return int(await connection.fetchval(LATEST_TOLD))
 
     async def find(self, ids: Sequence[bytes], payer: Payer | None = None) -> dict[bytes, tuple[int, int]]:
         """The sequence and received_at of those of `ids` that were ever stored.
@@ -318,9 +325,10 @@ class Reader:
             position, _ = await self._position(connection, max(earliest))
             after = max(after, position)
         if query.received_until is not None:
-            position, settled = await self._position(connection, query.received_until + 1)
+            until = query.received_until + await connection.fetchval(MOST_AHEAD)
+            position, settled = await self._position(connection, until + 1)
             if not settled:
-                position = first_of_day(max(0, min(query.received_until // DAY_SECONDS + 1, _LAST_DAY)))
+                position = first_of_day(max(0, min(until // DAY_SECONDS + 1, _LAST_DAY)))
             up_to = position if up_to is None else min(up_to, position)
         return after, up_to
 

@@ -100,6 +100,13 @@ _MOVE = {
 }
 
 
+_HAS_TOLD = """
+SELECT EXISTS (SELECT FROM packets WHERE sequence > $1 AND sequence < $2 AND coalesce(ingest_peer, 0) = 0
+    AND coalesce(witnessed_at, received_at) < $3)
+"""
+_TURN = "UPDATE log_head SET last_received_at = greatest(last_received_at, $1)"
+"""After a clock was far ahead, each true day gets the next number: else one day would last for years."""
+
 _CLOCKS_APART = 3600
 """Seconds of difference that are worth a line in our log."""
 
@@ -170,6 +177,9 @@ class Retention:
 
     async def _sweep(self, connection: asyncpg.Connection, now: int) -> Swept:
         today, head_day = now // DAY_SECONDS, day_of(await connection.fetchval(HEAD))
+        if head_day > today and await _has_begun(connection, head_day, today - 1):
+            head_day += 1
+            await connection.execute(_TURN, head_day * DAY_SECONDS)
         # The next sequence belongs to the day of the head or to a later one. If the clock is far behind, the
         # day that it names may have been dropped, and cannot be made again.
         await self._prepare_days(connection, max(today, head_day))
@@ -179,8 +189,7 @@ class Retention:
         if not self._retention_days:
             return Swept(0, 0)
         # Nor is the day of the head ever dropped, whatever the clock says.
-        days_floor = min(today - self._retention_days, head_day)
-        days = await self._remove_days(connection, await _past(connection, "packets", days_floor), now)
+        days = await self._remove_days(connection, await self._past_days(connection, today, head_day), now)
         # An id may be removed only after its packet, even if the packet's day could not be locked.
         oldest_day = min(
             (p.end_day - 1 for p in await _partitions(connection) if p.parent == "packets"), default=today
@@ -190,6 +199,24 @@ class Retention:
             connection, await _past(connection, "packet_ids", ids_floor), now
         )
         return Swept(days, generations)
+
+    async def _past_days(self, connection: asyncpg.Connection, today: int, head_day: int) -> list[_Partition]:
+        """The days past retention, the oldest first.
+
+        A clock that was ahead has numbered the days since too high: such a day is over when the next begins.
+        """
+        floor = today - self._retention_days
+        past: list[_Partition] = []
+        for partition in await _past(connection, "packets", head_day):
+            is_ahead = partition.end_day > today + 1
+            if not (
+                await _has_begun(connection, partition.end_day, floor)
+                if is_ahead
+                else partition.end_day <= floor
+            ):
+                break
+            past.append(partition)
+        return past
 
     async def _remove_days(self, connection: asyncpg.Connection, past: Sequence[_Partition], now: int) -> int:
         """Remove the days past retention, the oldest first, up to one that must wait. Returns how many."""
@@ -277,6 +304,12 @@ class Retention:
                 f"ALTER TABLE {parent} ATTACH PARTITION {parent}_kept"
                 f" FOR VALUES FROM (MINVALUE) TO ({first_of_day(partition.end_day)})"
             )
+
+
+async def _has_begun(connection: asyncpg.Connection, day: int, true_day: int) -> bool:
+    """Whether a day that is numbered too high has begun by the end of a true day."""
+    end = (true_day + 1) * DAY_SECONDS
+    return bool(await connection.fetchval(_HAS_TOLD, first_of_day(day), first_of_day(day + 1), end))
 
 
 async def _drop(connection: asyncpg.Connection, partition: _Partition) -> None:

@@ -43,6 +43,15 @@ LOG_HEAD = sa.Table(
         comment="The epoch: how often the log is known to have lost its end, and 1.",
     ),
     sa.Column("home", OID, nullable=False, comment="The table in which the current term was opened."),
+    sa.Column("last_told_at", sa.BigInteger, comment="The time last given to a packet, as it is told."),
+    sa.Column("latest_told_at", sa.BigInteger, comment="The latest time ever given to a packet."),
+    sa.Column(
+        "most_ahead",
+        sa.BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="The most by which the log's own time was ahead of the time told.",
+    ),
     comment="One row: the last sequence given out, and the lock of the log.",
 )
 

@@ -27,6 +27,7 @@ from relayd.store.connection import (
 from relayd.store.doorbell import Doorbell
 from relayd.store.identities import IdentityReader
 from relayd.store.log import Log
+from relayd.store.mending import Mended, mend_times
 from relayd.store.migrate import check_revision
 from relayd.store.moderation import MODERATION_CHANNEL, Moderation
 from relayd.store.payers import Payer
@@ -45,6 +46,7 @@ from relayd.store.types import (
     NewPacket,
     PeerMark,
     RelaySecrets,
+    TimeMoved,
 )
 
 __all__ = ["Store"]
@@ -100,7 +102,8 @@ class Store:
         self._log = log
         self._reader = reader
         # Methods that only read belong to the reader and are documented there.
-        self.head, self.resets, self.ping = reader.head, reader.resets, reader.ping
+        self.head, self.resets = reader.head, reader.resets
+        self.latest_told_at = reader.latest_told_at
         self.page, self.items, self.skips = reader.page, reader.items, reader.skips
         self.find, self.findings, self.tombstones = reader.find, reader.findings, reader.tombstones
         self.by_id, self.tail, self.types, self.abuse = reader.by_id, reader.tail, reader.types, reader.abuse
@@ -283,7 +286,7 @@ class Store:
         """Append a batch in one transaction; it is durable when this returns (R-189). See `Log.append`."""
         try:
             appended = await self._log.append(batch, now, followed, marks)
-        except IdentitiesMoved:
+        except (IdentitiesMoved, TimeMoved):
             raise  # nothing was appended, and that is certain
         except BaseException:
             # It may still have been committed, and the doorbell does not ring for our own backend.
@@ -294,6 +297,11 @@ class Store:
         if self._bus is not None and any(p.outcome is AppendOutcome.STORED for p in appended.dispositions):
             self._bus.committed(self.known.seen)
         return appended
+
+    async def ping(self, *, trial: bool = False) -> None:
+        """Check that the database answers, and takes writes: see `Log.check`. Raises `StoreError`."""
+        await self._reader.ping()
+        await self._log.check(trial=trial)
 
     @property
     def declined(self) -> Declined:
@@ -383,6 +391,11 @@ class Store:
             if now is None:
                 now = await agreed_now(connection)
             return await self._retention.sweep(connection, now)
+
+    async def mend_times(self, now: int) -> Mended:
+        """Mend what a clock that was ahead has left; see `mending.mend_times`."""
+        async with self._chore("relayd mending") as connection:
+            return await mend_times(connection, now)
 
     async def register_peers(self, peers: Sequence[tuple[str, str]]) -> dict[str, int]:
         """Give peers their numbers; see `peers.register_peers`. Raises `StoreUnavailable`."""

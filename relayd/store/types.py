@@ -40,6 +40,7 @@ __all__ = [
     "StoreTimeout",
     "StoreUnavailable",
     "StoredPacket",
+    "TimeMoved",
     "TrustRow",
     "UnsafeDatabase",
 ]
@@ -77,14 +78,19 @@ class LogLost(StoreUnavailable):
 
 
 class IdentitiesMoved(StoreError):
-    """Nothing was appended: another process has committed an identity packet that this one has not applied.
+    """Nothing was appended: another process has committed an identity packet that this one has not applied,
+    or an act of trust that it has not counted.
 
-    `sequence` is how far the log must be followed before the batch may be appended again (R-074).
+    `sequence` is how far the log must be followed before the batch may be appended again (R-074, R-241).
     """
 
     def __init__(self, sequence: int) -> None:
         super().__init__(f"identities have changed up to sequence {sequence}")
         self.sequence = sequence
+
+
+class TimeMoved(StoreError):
+    """Nothing was appended: the log would give another time than the one as of which the batch was judged."""
 
 
 class NewPacket(msgspec.Struct, frozen=True, gc=False):
@@ -105,9 +111,11 @@ class NewPacket(msgspec.Struct, frozen=True, gc=False):
     (R-208): an encoded `strata.protocol.provenance.Downgrade`."""
     witnessed_at: int | None = None
     """When the first relay received it, according to the peer that delivered it; None if it was published
-    here, or if the peer's statement does not count (R-367, R-369)."""
+    here, or if the peer's statement does not count (R-367, R-369). In the log also when this relay received
+    it, if the log's own time was ahead then (R-099)."""
     ingest_peer: int | None = None
-    """The number of the peer that delivered it; None if it was published here (R-375)."""
+    """The number of the peer that delivered it; None if it was published here (R-375). In the log also 0:
+    then `witnessed_at` is the time of this relay itself."""
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):
@@ -115,7 +123,7 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
 
     sequence: int
     received_at: int
-    """When this relay received it, which determines days, cursors and retention."""
+    """The log's own time, which never decreases and determines days, cursors and retention."""
     packet: NewPacket
     parsed: Packet | None = None
     """The parsed body of the packet, if the creator of the entry has parsed it."""
@@ -125,6 +133,11 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
         """When the first relay received it: the time shown to readers and used to judge keys."""
         witnessed_at = self.packet.witnessed_at
         return self.received_at if witnessed_at is None else witnessed_at
+
+    @property
+    def filtered_at(self) -> int:
+        """The time by which filters find it: when this relay received it."""
+        return self.told_at if self.packet.ingest_peer == 0 else self.received_at
 
 
 class PeerMark(NamedTuple):
@@ -144,6 +157,8 @@ class AppendOutcome(enum.Enum):
 
     STORED = "stored"
     DUPLICATE = "duplicate"
+    ERASED = "erased"
+    """It states the same as a packet that was erased, and is not stored."""
     INVALID = "invalid"
     """The database refused this row alone; the others of its batch are stored."""
 

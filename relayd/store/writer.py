@@ -27,6 +27,7 @@ from relayd.store.types import (
     StoreError,
     StoreTimeout,
     StoreUnavailable,
+    TimeMoved,
 )
 
 __all__ = ["KeyWatch", "Writer"]
@@ -59,10 +60,10 @@ class KeyWatch(Protocol[_Watched]):
     """Knows under which keys packets were admitted, and how current that knowledge is (R-074)."""
 
     def followed(self) -> int:
-        """The sequence up to which identity packets have been applied."""
+        """The sequence up to which identity packets have been applied, and acts of trust counted."""
 
-    def still_admitted(self, ticket: _Watched, /) -> bool:
-        """Whether the packet would be admitted now. If False, the packet has been answered already."""
+    def still_admitted(self, ticket: _Watched, now: int, /) -> bool:
+        """Whether the packet would be admitted when the clock says `now`. If False, it has been answered."""
 
     def follow(self, sequence: int, /) -> Awaitable[None]:
         """Apply identity packets up to `sequence`."""
@@ -143,6 +144,11 @@ class Writer(Generic[Ticket]):
     def pending_bytes(self) -> int:
         """The memory that they take."""
         return self._pending_bytes
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether packets could not be stored, and none has been since."""
+        return self._is_failing
 
     def put(
         self, packet: NewPacket, ticket: Ticket, owner: Hashable = None, held_bytes: int | None = None
@@ -225,7 +231,8 @@ class Writer(Generic[Ticket]):
     async def _commit(self) -> None:
         delay = _BACKOFF_SECONDS[0]
         while self._batch:
-            self._recheck()
+            now = int(self._clock())
+            self._recheck(now)
             if not self._batch:
                 return
             started_at = time.perf_counter()
@@ -233,12 +240,14 @@ class Writer(Generic[Ticket]):
                 marks = self._marks([waiting.ticket for waiting in self._batch])
                 appended = await self._store.append(
                     [waiting.packet for waiting in self._batch],
-                    int(self._clock()),
+                    now,
                     None if self._keys is None else self._keys.followed(),
                     *((marks,) if marks else ()),
                 )
             except IdentitiesMoved as moved:
                 await self._follow(moved.sequence)
+            except TimeMoved:
+                pass  # the packets are judged again, as of the time that the log gives
             except (StoreUnavailable, StoreTimeout) as error:
                 # Append the same again: rows of the lost attempt come back as DUPLICATE, at their place.
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
@@ -246,6 +255,7 @@ class Writer(Generic[Ticket]):
                 self._give_up(problem_of(error))
             except StoreError:
                 _log.exception("batch_failed")  # no row is to blame: our bug, or a damaged schema
+                self._is_failing = True
                 self._fail_batch()
             else:
                 self._committed(appended, time.perf_counter() - started_at)
@@ -273,11 +283,11 @@ class Writer(Generic[Ticket]):
         if 2 * large_bytes >= self._max_large_bytes and now < self._small_until:
             self._large_from = now + min(_LARGE_REST * seconds, _LONGEST_REST)
 
-    def _recheck(self) -> None:
-        """Drop packets whose authors' keys have changed since, if the new keys do not admit them."""
+    def _recheck(self, now: int) -> None:
+        """Drop packets that are not admitted any more: keys have changed since, or time has passed."""
         if self._keys is None:
             return
-        dropped = [waiting for waiting in self._batch if not self._keys.still_admitted(waiting.ticket)]
+        dropped = [waiting for waiting in self._batch if not self._keys.still_admitted(waiting.ticket, now)]
         if dropped:
             gone = {id(waiting) for waiting in dropped}
             self._batch = [waiting for waiting in self._batch if id(waiting) not in gone]
@@ -285,11 +295,13 @@ class Writer(Generic[Ticket]):
 
     async def _follow(self, sequence: int) -> None:
         assert self._keys is not None
+        problem = "other processes keep changing what packets are judged by"
         try:
             async with asyncio.timeout(self._publish_timeout):
                 await self._keys.follow(sequence)
         except TimeoutError:
-            self._give_up("the keys of the log were not read in time")
+            problem = "the keys of the log were not read in time"
+        self._give_up(problem)
 
     def _fail_batch(self) -> None:
         failed, self._batch = self._batch, []

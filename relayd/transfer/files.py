@@ -26,6 +26,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 import msgspec
 from strata.protocol.errors import ErrorCode, InvalidInput, InvalidPacket
 from strata.protocol.packets import MAX_FUTURE_SECONDS, Packet
+from strata.protocol.text_files import utf8_of
 from strata.protocol.tombstones import read_tombstone
 
 from relayd.admission.limits import AdmissionLimits
@@ -33,7 +34,7 @@ from relayd.config import Settings
 from relayd.database import database
 from relayd.identity.authors import DECISIVE_TYPES
 from relayd.store import Store
-from relayd.store.types import Appended, AppendOutcome, IdentitiesMoved, LogEntry, NewPacket
+from relayd.store.types import Appended, AppendOutcome, IdentitiesMoved, LogEntry, NewPacket, TimeMoved
 from relayd.transfer.examiner import Examiner, ImportCandidate
 
 __all__ = ["ExportSummary", "ImportSummary", "export_log", "import_log", "open_store", "resume_point"]
@@ -245,9 +246,9 @@ def _line_of(entry: LogEntry, tombstone: bytes) -> bytes:
         return b'{"tombstone":%b,"received_at":%d}\n' % (tombstone, entry.received_at)
     annotation = entry.packet.annotation
     found = b"" if annotation is None else b',"annotation":' + annotation
-    witness = entry.packet.witnessed_at
+    witness = None if entry.packet.ingest_peer == 0 else entry.packet.witnessed_at
     first = b"" if witness is None else b',"witnessed_at":%d' % witness
-    return b'{"packet":%b,"received_at":%d%b%b}\n' % (entry.packet.body, entry.received_at, found, first)
+    return b'{"packet":%b,"received_at":%d%b%b}\n' % (entry.packet.body, entry.filtered_at, found, first)
 
 
 def _is_empty_or_begun(path: Path) -> bool:
@@ -292,9 +293,14 @@ def _place_of(line: bytes) -> tuple[bytes, int] | None:
 
 
 def _lines(source: BinaryIO) -> Iterator[_Line]:
-    """The lines of a file. Of a line that is too long, only the first part is returned."""
+    """The lines of a file. Of a line that is too long, only the first part is returned.
+
+    Raises `ValueError` for UTF-16.
+    """
     for number in itertools.count(1):
         text = source.readline(_MAX_LINE_BYTES)
+        if number == 1:
+            text = utf8_of(text)
         if not text:
             return
         rest = text
@@ -393,7 +399,11 @@ async def _append(
     known = await store.find(
         [item.candidate.packet.digest for item in items if isinstance(item.verdict, InvalidPacket)]
     )
-    appended = await store.append([packet for _, packet in passed], received_at, examiner.followed)
+    try:
+        appended = await store.append([packet for _, packet in passed], received_at, examiner.followed)
+    except TimeMoved:  # the log has gone on since: as packets of a peer, they keep the time of the file
+        passed = [(line, _witnessed(packet, received_at)) for line, packet in passed]
+        appended = await store.append([packet for _, packet in passed], received_at, examiner.followed)
     refused: list[_Refused] = []
     for line, candidate, verdict in items:
         if isinstance(verdict, InvalidPacket) and candidate.packet.digest in known:
@@ -407,12 +417,19 @@ async def _append(
                 stored.append(LogEntry(place.sequence, place.received_at, packet))
             case AppendOutcome.DUPLICATE:
                 summary.duplicates += 1
+            case AppendOutcome.ERASED:
+                reason = "it states the same as a packet that was erased"
+                refused.append(_Refused(line, ErrorCode.POLICY_REJECTED, reason))
             case AppendOutcome.INVALID:
                 refused.append(_Refused(line, ErrorCode.INVALID_SCHEMA, "the database refused it"))
     summary.stored += len(stored)
     if stored:
         examiner.observe(stored)
     return refused
+
+
+def _witnessed(packet: NewPacket, at: int) -> NewPacket:
+    return packet if packet.witnessed_at is not None else msgspec.structs.replace(packet, witnessed_at=at)
 
 
 def _count_refused(refused: list[_Refused], summary: ImportSummary, quarantine: BinaryIO | None) -> None:

@@ -218,6 +218,7 @@ async def test_the_guide_of_operations(tmp_path: Path) -> None:
             await run("relayd backup restore")
             await run("relayd export")
             assert " stored 0, duplicates 8," in f" {await run('relayd import')}"
+            assert "no packet is told as received in the future" in await run("relayd mend-times")
             settings = tomllib.loads(guide.block("toml", "retention_requires_archive"))
             assert settings["archive_manifests"] == f"{tmp_path}/_manifests"
             names: dict[str, Any] = {"has_published_before": lambda _: asyncio.sleep(0, False)}

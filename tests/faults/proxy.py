@@ -64,6 +64,10 @@ class FaultyNetwork:
         """Let one end of some connections believe that the other is still there; returns how many."""
         return sum(link.half_open(relay_stays=chosen.random() < 0.5) for link in self._some(chosen, share))
 
+    def deceive_clients(self) -> int:
+        """Let every client believe that the relay is still there; returns how many."""
+        return sum(link.half_open(relay_stays=False) for link in self._links)
+
     def _some(self, chosen: random.Random, share: float) -> list[_Link]:
         links = sorted(self._links, key=lambda link: link.number)
         return chosen.sample(links, max(1, int(len(links) * share))) if links else []
@@ -92,7 +96,6 @@ class FaultyNetwork:
                 await writer.drain()
                 if self.trickles:
                     await asyncio.sleep(_TRICKLE_PAUSE)
-        writer.write_eof()
 
 
 class _Link:
@@ -117,8 +120,8 @@ class _Link:
         """Carry bytes both ways until one end closes or has gone."""
         assert self._relay is not None
         ways = [
-            asyncio.create_task(network.carry(self._client[0], self._relay[1])),
-            asyncio.create_task(network.carry(self._relay[0], self._client[1])),
+            asyncio.create_task(self._carry(network, self._client[0], self._relay[1])),
+            asyncio.create_task(self._carry(network, self._relay[0], self._client[1])),
         ]
         _, rest = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         if rest and self._deceived is None:  # the rest of the other end's bytes may arrive
@@ -130,6 +133,13 @@ class _Link:
             while self._deceived is not None and await self._deceived.read(_CHUNK):
                 pass
         self.reset()
+
+    async def _carry(
+        self, network: FaultyNetwork, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await network.carry(reader, writer)
+        if self._deceived is None:  # who is deceived must not see an end
+            writer.write_eof()
 
     def reset(self) -> bool:
         """Abort both ends with a reset."""

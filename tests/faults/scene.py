@@ -19,6 +19,7 @@ import psutil
 
 from tests.faults.clock import SteppedClock
 from tests.faults.disk import FaultyDisk
+from tests.faults.jumping import JUMPS, Jumping
 from tests.faults.ledger import Ledger
 from tests.faults.proxy import FaultyNetwork
 from tests.faults.schedule import Fault
@@ -338,6 +339,21 @@ class Scene:
         await asyncio.sleep(fault.lasts)
         self.clock.step(0.0)
         return True
+
+    async def _clock_jump(self, fault: Fault) -> bool:
+        """Step the clock by hours or years; packets are stored meanwhile, and verdicts checked afterwards."""
+        seconds = JUMPS[int(fault.chance * 0.999 * len(JUMPS))]
+        jumping = Jumping(lambda: self.relay.ws, self._ledger)
+        if not await jumping.before():
+            return False
+        self.clock.step(seconds)
+        try:
+            if not await jumping.meanwhile(seconds):
+                return False
+            await asyncio.sleep(fault.lasts)
+        finally:
+            self.clock.step(0.0)
+        return await jumping.after()
 
 
 async def _copied(source: Path, target: Path) -> None:

@@ -38,6 +38,7 @@ KINDS = {
     "slow_disk": Kind(0.5, 4.0, "disk"),
     "failing_fsync": Kind(0.1, 2.0, "disk"),
     "clock_step": Kind(0.5, 3.0, "clock"),
+    "clock_jump": Kind(0.5, 3.0, "clock"),
 }
 """All kinds of faults. Two faults that need the same thing follow one another; others may overlap."""
 

@@ -147,3 +147,40 @@ def test_a_day_in_a_bucket_is_written_anew_on_a_server(spark, run, log_url, plac
     assert (audited[0], audited[1]["packets"]) == (0, 7), audited
     lake = ObjectLake.open(place)
     assert lake.witnesses.times_of(lake.manifests).times.tolist() == [lakes.NOON] * 2
+
+
+def test_every_job_of_a_lake_on_a_disk_runs_on_a_server(run, log_url, new_log, tmp_path):
+    made = relay_logs.make_many(6)
+    relay_logs.append(log_url, made[:3], lakes.NOON)
+    log, at = ["--database-url", log_url], ["--lake", str(tmp_path / "lake")]
+    out = ["--output", str(tmp_path / "output")]
+    [archived] = run(["archive", *log, *at])
+    assert (archived[0], archived[1]["packets"]) == (0, 3), archived
+    relay_logs.append(log_url, made[3:], lakes.NOON)
+    relay_logs.append(log_url, relay_logs.make_many(2, first=6), lakes.NOON + lakes.DAY)
+    relay_logs.erase(log_url, made[2].packet_id)
+    done = run(
+        ["archive", *log, *at], ["compact", *at], ["erase", *log, *at], ["audit", *log, *at],
+        *([job, *at, *out] for job in ("traffic", "reliability", "trust", "report")),
+        ["restore", "--database-url", new_log(), *at],
+    )  # fmt: skip
+    assert [code for code, _, _ in done] == [0] * len(done), done
+    archived, compacted, erased, audited, traffic, _, _, report, restored = (told for _, told, _ in done)
+    assert (archived["packets"], compacted["days"], erased["packets"], audited["packets"]) == (5, 1, 1, 7)
+    assert audited["holds"] and (traffic["packets"], report["packets"], restored["packets"]) == (7, 7, 7)
+
+
+def test_a_failure_on_a_server_is_told_with_its_cause(server, tmp_path):
+    (tmp_path / "there").mkdir()
+    code = (
+        "import sys; from pyspark.sql import SparkSession\n"
+        "from strata_pipeline.jobs.failures import translate_failures\n"
+        "spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()\n"
+        "with translate_failures('archiving'): spark.range(1).write.parquet(sys.argv[2])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, server, str(tmp_path / "there")],
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    told = done.stderr.strip().splitlines()[-1]
+    assert re.search(r"PipelineError: archiving: \[PATH_ALREADY_EXISTS\] Path .*there already exists", told)

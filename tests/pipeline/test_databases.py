@@ -16,12 +16,15 @@ from strata.protocol.lake import LakeError
 from strata_pipeline.cli import app
 from strata_pipeline.databases import database_of
 from strata_pipeline.errors import UsageError
+from strata_pipeline.jobs.copy import copy_lake
+from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
 from typer.testing import CliRunner
 
 from tests.support.object_lakes import NO_GRACE, compacted, drafted, erased, put_batch, rows_apart
 from tests.support.toy_lakes import DAY, write_batch
+from tests.support.toy_lakes import compacted as compacted_on_disk
 from tests.support.toy_lakes import place as sequence
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "pipeline.md"
@@ -93,12 +96,23 @@ def in_many_states(place: str) -> None:
         drafted(lake, [3, 4], day=DAY + 1)
 
 
-def test_the_lines_of_the_guide_read_what_counts_with_polars_pyarrow_and_duckdb(place):
+@pytest.mark.parametrize("where", ["on a disk", "in a bucket"])
+def test_the_lines_of_the_guide_read_what_counts_with_polars_pyarrow_and_duckdb(place, tmp_path, where):
     in_many_states(place)
     text = GUIDE.read_text()
-    [lines] = [block for block in re.findall(r"(?:^(?:    .*)?\n)+", text, re.M) if "in_polars" in block]
+    of_disk, of_bucket = (
+        block for block in re.findall(r"(?:^(?:    .*)?\n)+", text, re.M) if "in_polars" in block
+    )
+    lines = of_bucket.replace("s3://bucket/prefix", place)
+    if where == "on a disk":
+        copy_lake(place, tmp_path)
+        with Lake.replace(tmp_path) as lake:
+            target = staged_day(lake, DAY)
+            compacted_on_disk(lake, DAY, target)
+            replace_day(lake, DAY, target, 0)
+        lines = of_disk.replace("/srv/lake", str(tmp_path))
     found: dict[str, Any] = {}
-    exec(textwrap.dedent(lines).replace("s3://bucket/prefix", place), found)
+    exec(textwrap.dedent(lines), found)
     counting = "SELECT day::VARCHAR, kind, count(*), sum(sequence) FROM rows GROUP BY ALL ORDER BY ALL"
     expected = database_of(place).sql(counting.replace("rows", "packets")).fetchall()
     assert sum(row[2] for row in expected) == 6

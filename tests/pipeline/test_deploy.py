@@ -16,11 +16,15 @@ import pytest
 import typer
 from strata.protocol.lake import Span
 from strata_pipeline.cli import app
+from strata_pipeline.jobs.copy import copy_lake
 from strata_pipeline.log.database import connect, log_state, read_span, sequence_of
 from typer.core import TyperGroup
 
 from relayd.postgres.binaries import find_binaries
-from tests.support import relay_logs
+from tests.support import lakes, relay_logs
+from tests.support.object_lakes import erased
+from tests.support.toy_lakes import DAY, faults, read, write_batch
+from tests.support.toy_lakes import place as sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("strata-pipeline-*"))
@@ -28,12 +32,14 @@ READER_SQL = ROOT / "deploy" / "spark" / "reader.sql"
 PASSWORD = "it's a secret"
 
 
-def _make_reader(url: str, password: str | None = PASSWORD) -> subprocess.CompletedProcess[str]:
+def _make_reader(
+    url: str, password: str | None = PASSWORD, *, script: Path = READER_SQL
+) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "STRATA_READER_PASSWORD"}
     if password is not None:
         environment["STRATA_READER_PASSWORD"] = password
     psql = find_binaries(None) / "psql"
-    command: list[str | Path] = [psql, "--no-psqlrc", "--quiet", "--file", READER_SQL, url]
+    command: list[str | Path] = [psql, "--no-psqlrc", "--quiet", "--file", script, url]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
@@ -84,6 +90,40 @@ def test_the_reader_is_not_made_without_a_password(log_url):
     made = _make_reader(log_url, None)
     assert made.returncode != 0
     assert "STRATA_READER_PASSWORD is not set" in made.stderr
+
+
+@pytest.mark.parametrize("may", ["CREATEROLE", "NOCREATEROLE"])
+def test_the_owner_of_the_relays_tables_makes_the_reader_if_it_may_create_roles(log_url, tmp_path, may):
+    owner, reader = f"owner_{may.lower()}", f"reader_{may.lower()}"
+    tables = ("packets", "packet_ids", "log_head", "tombstones")
+    owned = [f"ALTER TABLE {table} OWNER TO {owner}" for table in tables]
+    lakes.sql(log_url, f"CREATE ROLE {owner} LOGIN {may}", *owned)
+    script = tmp_path / "reader.sql"
+    script.write_text(READER_SQL.read_text().replace("strata_reader", reader))
+    parts = urlsplit(log_url)
+    url = urlunsplit(parts._replace(netloc=parts.netloc.replace("relayd@", f"{owner}@")))
+    made = _make_reader(url, script=script)
+    assert (made.returncode == 0) == (may == "CREATEROLE"), made.stderr
+    if made.returncode:
+        assert "permission denied to create role" in made.stderr
+        # What the page and the script say of it.
+        for text in (READER_SQL.read_text(), (ROOT / "deploy" / "spark" / "README.md").read_text()):
+            assert "a superuser, or their owner if it has" in text
+
+
+def test_a_backup_of_the_folders_that_the_page_names_agrees_with_its_manifests(place, tmp_path):
+    write_batch(tmp_path / "lake", [1, 2], [3])
+    write_batch(tmp_path / "lake", [4], day=DAY + 1)
+    copy_lake(tmp_path / "lake", place)
+    assert erased(place, sequence(2)) == 1
+    copy_lake(place, tmp_path / "lake")
+    page = (ROOT / "deploy" / "spark" / "README.md").read_text()
+    named = re.findall(r"^aws s3 sync .*/mnt/lake/(\w+) +s3://bucket/backup/\1$", page, re.MULTILINE)
+    for name in named:
+        if (tmp_path / "lake" / name).exists():
+            shutil.copytree(tmp_path / "lake" / name, tmp_path / "backup" / name)
+    assert named[-1] == "_manifests" and faults(tmp_path / "backup") == []
+    assert read(tmp_path / "backup") == [sequence(1), sequence(4, DAY + 1)]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
@@ -141,7 +181,19 @@ def test_compose_and_image_agree():
     assert re.findall(r"^FROM \S+ AS pipeline$", dockerfile, re.MULTILINE)
     assert "target: pipeline" in compose
     # `docker build .` builds the last stage.
-    assert dockerfile.rpartition("\nFROM ")[2].endswith('ENTRYPOINT ["relayd"]\nCMD ["serve"]\n')
+    assert dockerfile.rpartition("\nFROM ")[2].endswith('"relayd"]\nCMD ["serve"]\n')
+
+
+def test_an_init_is_the_first_process_of_every_container():
+    """Otherwise a SIGTERM that comes before the program has a handler is lost."""
+    stages = (ROOT / "Dockerfile").read_text().split("\nFROM ")
+    run = [stage for stage in stages if "ENTRYPOINT" in stage]
+    assert len(run) == 2
+    for stage in run:
+        assert 'ENTRYPOINT ["/usr/bin/tini", "--", ' in stage
+        assert re.search(r"apt-get install .*\btini\b", stage)
+    for path in ("kubernetes/relayd.yaml", "helm/relayd/templates/deployment.yaml"):
+        assert "command:" not in (ROOT / "deploy" / path).read_text()  # it would replace the init
 
 
 def test_compose_passes_on_what_protects_a_relay_and_bounds_each_container():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,8 @@ from strata_pipeline.errors import UsageError
 from strata_pipeline.session import check_java, code_archive, java_options
 from strata_pipeline.spark_defaults import configured, parse_defaults
 from strata_pipeline.spark_home import quick_home, starting_quickly
+
+from tests.support.quick_spark import QUICK_JAVA
 
 
 def test_defaults_are_read_as_spark_reads_them(tmp_path, monkeypatch):
@@ -93,3 +97,26 @@ def test_a_home_of_spark_that_was_chosen_stays(monkeypatch):
     with starting_quickly():
         assert os.environ["SPARK_HOME"] == "/opt/spark"
     assert os.environ["SPARK_HOME"] == "/opt/spark"
+
+
+_IN_C = """
+import sys
+from strata_pipeline.session import open_session
+
+with open_session("test", master="local[1]", conf={"spark.driver.extraJavaOptions": sys.argv[2]}) as spark:
+    spark.range(3).write.parquet(sys.argv[1])
+    print(spark.read.parquet(sys.argv[1]).count())
+"""
+
+
+@pytest.mark.timeout(900)
+def test_names_outside_ascii_are_files_in_the_locale_c_too(tmp_path):
+    """As jobs of cron run in it, and Ansible sets it."""
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_C, tmp_path / "läke", QUICK_JAVA],
+        env={**os.environ, "LC_ALL": "C"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, b"3"), done.stderr.decode(errors="replace")
+    assert [each.name for each in tmp_path.iterdir()] == ["läke"]

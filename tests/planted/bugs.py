@@ -80,7 +80,8 @@ _STORE = [
             "if packet_id in seen and place.outcome is AppendOutcome.STORED:",
             "if False:",
         ),
-        ("an equal packet is stored again", "place = known.get(packet.equivalence_key)", "place = None"),
+        ("an equal packet is stored again", "by_key = known.get(key) if", "by_key = None if"),
+        ("what states the same as an erased one is a duplicate", "by_key.duplicate_of is None", "False"),
         ("an append in doubt is an empty one", "if row[1] is None:", "if False:"),
     ),
     *_bugs(
@@ -204,8 +205,13 @@ _ADMISSION = [
         "admission/test_budgets.py",
         (
             "what is under way is free",
-            "if len(before | received.keys()) > limit:",
+            "if len(under_way | received.keys()) > limit:",
             "if len(received) > limit:",
+        ),
+        (
+            "what others store meanwhile is free",
+            "self._check(self._limits[budget], before, self._counted(acts, budget, at))",
+            "pass",
         ),
         (
             "a budget never comes back",

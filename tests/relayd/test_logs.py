@@ -4,9 +4,11 @@ import errno
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 import pytest
 import structlog
@@ -26,8 +28,14 @@ def stream():
     structlog.contextvars.clear_contextvars()
 
 
+def written(stream: io.StringIO) -> str:
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    return stream.getvalue()
+
+
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in stream.getvalue().splitlines()]
+    return [json.loads(line) for line in written(stream).splitlines()]
 
 
 def test_a_line_is_one_json_object(stream):
@@ -47,8 +55,8 @@ def test_auto_is_json_where_nobody_looks_and_console_on_a_terminal(stream, monke
     monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
     logs.configure("auto", "info", stream)
     logs.get_logger("relayd.other").info("second")
-    assert not stream.getvalue().startswith("{")
-    assert "second" in stream.getvalue()
+    assert not written(stream).startswith("{")
+    assert "second" in written(stream)
 
 
 def test_other_libraries_lines_take_the_same_form(stream):
@@ -73,7 +81,7 @@ def test_less_severe_lines_are_left_out(stream):
 def test_content_and_keys_are_struck_out_whatever_a_caller_does(stream, field):
     logs.configure("json", "debug", stream)
     logs.get_logger("relayd.test").debug("event", **{field: "MARKER"})
-    assert "MARKER" not in stream.getvalue()
+    assert "MARKER" not in written(stream)
     assert lines(stream)[0][field] == "[withheld]"
 
 
@@ -119,9 +127,63 @@ def test_a_stream_that_takes_nothing_costs_the_line_and_nothing_else(stream, mon
     with monkeypatch.context() as patched:
         patched.setattr(stream, "write", full)
         logs.get_logger("relayd.test").info("lost")
+        assert written(stream) == ""
     logs.get_logger("relayd.test").info("kept")
-    assert [line["event"] for line in lines(stream)] == ["kept"]
+    assert [line["event"] for line in lines(stream)] == ["kept", "log_lines_dropped"]
+    assert lines(stream)[1]["lines"] == 1
+    assert (logs.dropped_lines(), logs.dropped_lines()) == (1, 0)
     assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def pipe(stream) -> Iterator[tuple[int, TextIO]]:
+    """The reading end of a pipe, and a stream into it."""
+    reader, writer = os.pipe()
+    with open(writer, "w") as into:
+        yield reader, into
+        os.close(reader)
+
+
+def test_a_reader_that_does_not_read_holds_up_nobody_and_is_told_what_is_missing(pipe, monkeypatch):
+    monkeypatch.setattr(logs, "_MAX_WAITING_BYTES", 100_000)
+    monkeypatch.setattr(logs, "_FLUSH_SECONDS", 0.1)
+    reader, into = pipe
+    logs.configure("json", "info", into)
+    logger = logs.get_logger("relayd.test")
+    for number in range(2000):
+        logger.info("line", number=number, text="x" * 100)
+    logging.getLogger().handlers[0].flush()  # it gives up
+    dropped = logs.dropped_lines()
+    assert 0 < dropped < 2000
+    found: list[dict[str, Any]] = []
+    with open(reader, closefd=False) as reading:
+        for text in reading:
+            found.append(json.loads(text))
+            if found[-1]["event"] == "log_lines_dropped":
+                break
+        logger.info("after")
+        assert json.loads(reading.readline())["event"] == "after"
+    assert [line["number"] for line in found[:-1]] == list(range(2000 - dropped))
+    gap = found[-1]
+    assert (gap["lines"], gap["level"], gap["logger"]) == (dropped, "warning", "relayd.logs")
+    assert gap["at"].endswith("Z")
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_the_last_words_reach_a_reader_and_the_end_waits_for_nobody(tmp_path, is_read):
+    """Nor does the interpreter end in an error because a thread holds a stream."""
+    code = (
+        "from relayd import logs\n"
+        "logs.configure('json', 'info')\n"
+        "for number in range(3000):\n"
+        "    logs.get_logger('relayd.test').info('line', number=number, text='x' * 100)\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        said = process.stderr.readlines() if is_read else []
+        assert process.wait(30) == 0
+    assert [json.loads(line)["number"] for line in said] == (list(range(3000)) if is_read else [])
 
 
 def test_a_relay_is_named(stream):
@@ -135,7 +197,7 @@ def test_what_others_say_steers_no_terminal_and_makes_no_line(stream):
     logs.configure("console", "info", stream)
     logs.get_logger("relayd.test").info("peer_not_read", problem="no\x1b[2J\nlevel=error")
     logging.getLogger("strata.relay").warning("refused: %s", "no\x1b[2J\nlevel=error")
-    ours, theirs = stream.getvalue().splitlines()
+    ours, theirs = written(stream).splitlines()
     for line in ours, theirs:
         assert "[2J" in line and "level=error" in line and "\x1b" not in line
 
@@ -151,7 +213,7 @@ def test_a_traceback_shows_no_values_of_variables(stream, log_format):
         fails("hunter" + "2" * 3)
     except RuntimeError:
         logs.get_logger("relayd.test").exception("caught")
-    said = stream.getvalue()
+    said = written(stream)
     assert "RuntimeError" in said and "in fails" in said
     assert "hunter222" not in said
 

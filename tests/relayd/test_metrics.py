@@ -117,7 +117,7 @@ def test_dashboards_and_alerts_name_metrics_that_exist():
 
 
 PARENT = """
-import subprocess, sys
+import subprocess, sys, time
 from pathlib import Path
 from relayd.metrics import Metrics, forget_process, share_between_processes
 
@@ -135,6 +135,9 @@ if sys.argv[1] == "worker":
     metrics.database_up.set(1)
     metrics.log_sequence.set(7)
     metrics.retention_waits(int(sys.argv[2]), "behind")
+    while time.process_time() < 0.2:
+        pass
+    metrics.count_processor()
     print("up", flush=True)
     if sys.stdin.readline().strip() == "render":
         sys.stdout.write(metrics.render()[1].decode())
@@ -176,6 +179,8 @@ def test_workers_add_up_what_they_count(tmp_path):
     assert "relayd_log_sequence 7.0" in lines
     assert 'relayd_retention_waiting_days{reason="behind"} 5.0' in lines  # the last one that looked is right
     assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
+    (processor,) = (line for line in lines if line.startswith("process_cpu_seconds_total "))
+    assert float(processor.split()[1]) >= 6 * 0.2, "that of ended workers too"
 
 
 def test_a_worker_that_was_killed_before_it_had_counted_anything_is_no_trouble(tmp_path, monkeypatch):

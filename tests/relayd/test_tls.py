@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import ssl
@@ -49,6 +50,24 @@ def handshake(server: ssl.SSLContext, ca: Path, name: str) -> ssl.SSLObject:
 def test_a_client_that_trusts_the_ca_accepts_every_name(made, name):
     side = handshake(read_tls_files(made.cert, made.key), made.ca, name)
     assert side.version() in {"TLSv1.2", "TLSv1.3"}
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_full_disk_leaves_nothing_in_the_way_of_the_next_attempt(tmp_path, monkeypatch, room):
+    real, calls = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) > room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_dev_certificates(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert write_dev_certificates(tmp_path).ca.exists()
 
 
 def test_another_name_or_another_ca_is_refused(made, tmp_path):
@@ -137,6 +156,8 @@ def test_a_relay_makes_its_own_certificate_once_and_all_of_it(tmp_path):
     assert lacks_name(files.cert, settings.public_url) is None
     assert lacks_name(files.cert, "wss://other.example.net/s") == "other.example.net"
     assert lacks_name(files.cert, "wss://[::1]:7447/s") is None
+    umlaut = write_dev_certificates(tmp_path / "umlaut", ("bücher.example",))
+    assert lacks_name(umlaut.cert, "wss://Bücher.example/s") is None
 
 
 def test_files_that_are_named_come_before_one_of_the_relay_s_own(tmp_path, made):

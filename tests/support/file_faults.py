@@ -12,7 +12,19 @@ from strata_pipeline.lake import files
 
 __all__ = ["Calls", "Killed", "counted"]
 
-CHANGING = ("mkdir", "rmdir", "unlink", "remove", "rename", "replace", "link", "open", "write", "fsync")
+CHANGING = (
+    "mkdir",
+    "rmdir",
+    "unlink",
+    "remove",
+    "rename",
+    "replace",
+    "link",
+    "symlink",
+    "open",
+    "write",
+    "fsync",
+)
 
 
 class Killed(BaseException):

@@ -17,8 +17,6 @@ from relayd.store.payers import Payer
 
 __all__ = ["MadeItem", "MadeLog", "MadePeer", "made"]
 
-_PAGE = 7
-
 
 @dataclass(frozen=True)
 class MadeItem:
@@ -52,6 +50,7 @@ class MadeLog:
     """The rows of `peer_skips`, of any peer."""
     declined: set[bytes] = field(default_factory=set)
     pages: int = 0
+    page_items: int = 7
 
     def put(self, *items: MadeItem) -> None:
         self.held |= {item.packet_id: item for item in items}
@@ -61,8 +60,8 @@ class MadeLog:
     ) -> ItemsPage:
         self.pages += 1
         wanted = [item for item in self.held.values() if with_declined or item.packet_id not in self.declined]
-        page = wanted[place.after : place.after + _PAGE]
-        following = place.after + _PAGE
+        page = wanted[place.after : place.after + self.page_items]
+        following = place.after + self.page_items
         found = [(item.timestamp, item.packet_id) for item in page if item.is_in(span)]
         return ItemsPage(found, ItemPlace(0, following) if following < len(wanted) else None)
 

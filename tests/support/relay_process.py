@@ -24,7 +24,7 @@ import psutil
 from tests.support.databases import copy_of_empty, copy_of_migrated
 from tests.support.forks import RELAYD, ForkedProcess
 
-__all__ = ["ROOT", "PostgresHost", "RelayFailed", "RelayProcess", "http_get"]
+__all__ = ["ROOT", "PostgresHost", "RelayFailed", "RelayProcess", "frozen", "http_get"]
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT = 60.0
@@ -33,6 +33,7 @@ LONGEST_STEP = 0.02
 _SCALES = (2, 4, 8, 16, 32)
 """Factors by which a machine may be slower than the one for which the bound is set."""
 STOP_TIMEOUT = 30.0
+"""What the guides have process managers wait (operations.md)."""
 _PIECE = json.dumps({str(number): [number, "x" * 10, {"a": number}] for number in range(200)})
 _PIECE_SECONDS = 0.001
 _STRAY_STEPS = 3
@@ -302,6 +303,23 @@ class RelayProcess:
         """Log lines of level error, and tracebacks: each is a bug of ours, or a fault that the test made."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return [line for line in lines if '"level":"error"' in line.replace(" ", "") or "Traceback" in line]
+
+
+@contextlib.contextmanager
+def frozen(relay: RelayProcess) -> Iterator[None]:
+    """Suspend PostgreSQL: connections stay open and nothing answers."""
+    server = relay.postgres()
+    server.suspend()  # first, so that it starts no process that is not suspended
+    processes = [server, *server.children(recursive=True)]
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
 
 
 def _children(pid: int) -> list[psutil.Process]:

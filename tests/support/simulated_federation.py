@@ -5,6 +5,8 @@ the real ones. The log, the network and time are simulated."""
 
 from __future__ import annotations
 
+import copy
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ TICK = 5.0
 _PER_TICK = 20
 _BACKFILL = 604_800
 _INVENTED = 5
+_REFUSALS = (ErrorCode.POLICY_REJECTED, ErrorCode.BLOCKED_AUTHOR, ErrorCode.PACKET_TOO_LARGE)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Reader:
     is_connected: bool = False
     waiting: list[tuple[float, Intake, Item, Row]] = field(default_factory=list)
     withholding: Withholding = field(default_factory=Withholding)
+    lacking: set[int] = field(default_factory=set)
+    gone_since: float = math.inf
 
 
 class SimulatedRelay:
@@ -80,8 +85,14 @@ class SimulatedRelay:
         """By peer: the packets refused from it, with their timestamps."""
         self.refuses: Callable[[int], bool] = lambda packet_id: False
         """Whether a rule of its operator refuses this packet."""
+        self.repeats: Callable[[int], bool] = lambda packet_id: False
+        """Whether this packet states the same as another one, which is stored."""
         self.erased: set[int] = set()
         self.lies = False
+        self.accusations = 0
+        """The number of offences that it has noted against its peers."""
+        self.epoch, self.lost_from = 1, 0
+        self.kept: dict[str, Any] | None = None
         self.received = 0
         self.brought = 0
         """The number of received packets that came by comparing."""
@@ -101,12 +112,39 @@ class SimulatedRelay:
         self.mesh = Mesh(self.did, dict.fromkeys(others, group), self.world.now)
         self.readers: dict[str, Reader] = {}
         for did in others:
-            cursor = self.cursors.get(did)
-            self.readers[did] = Reader(Intake(cursor), taken=cursor)
-            self.mesh.start(did, cursor, self.world.now)
+            self.link(did)
         self.rounds = {
             did: Rounds(self.world.compares_each, self.world.now, self.world.random.random) for did in others
         }
+
+    def link(self, did: str) -> None:
+        """Begin a link at the stored place."""
+        cursor = self.cursors.get(did)
+        self.readers[did] = Reader(Intake(cursor), taken=cursor)
+        self.mesh.start(did, cursor, self.world.now)
+
+    def back_up(self) -> None:
+        """Keep a copy of the stored state."""
+        stored = {"log": self.log, "cursors": self.cursors, "skips": self.skips}
+        self.kept = copy.deepcopy(stored)
+
+    def restore(self, *, guarded: bool) -> None:
+        """Start on the copy. With a guard the relay notices that its log has lost its end: it begins an
+        epoch, and forgets what it has refused."""
+        assert self.kept is not None
+        was, kept = len(self.log), copy.deepcopy(self.kept)
+        self.log, self.cursors, self.skips = kept["log"], kept["cursors"], kept["skips"]
+        self.known = {row.packet.packet_id: row for row in self.log}
+        if guarded and was > len(self.log):
+            self.epoch, self.lost_from, self.skips = self.epoch + 1, len(self.log), {}
+        self.start()
+
+    def _place(self, cursor: str | None) -> int:
+        """The place of a cursor; the beginning if the log has lost that place."""
+        if cursor is None:
+            return 0
+        epoch, index = map(int, cursor.split(":"))
+        return 0 if epoch < self.epoch and index > self.lost_from else index
 
     def publish(self, packet: SimulatedPacket) -> None:
         self._store(packet, None, self.clock)
@@ -119,7 +157,7 @@ class SimulatedRelay:
     def serve(self, after: str | None, not_via: tuple[str, ...]) -> list[tuple[str, Row]]:
         """What an upstream sends; a liar invents packets and times."""
         found = []
-        for index in range(0 if after is None else int(after), len(self.log)):
+        for index in range(self._place(after), len(self.log)):
             row = self.log[index]
             if row.via in not_via or row.packet.packet_id in self.erased:
                 continue
@@ -129,14 +167,14 @@ class SimulatedRelay:
                     row = Row(SimulatedPacket(-self.world.random.getrandbits(40), 0, True), None, 0)
                 elif chance < 0.4:
                     row = Row(row.packet, row.via, self.world.random.choice([0, -(2**70), 2**60]))
-            found.append((str(index + 1), row))
+            found.append((f"{self.epoch}:{index + 1}", row))
             if len(found) == _PER_TICK:
                 break
         return self.world.network(found)
 
-    def claims(self, reader: str, since: int, until: int) -> list[tuple[int, bytes]]:
-        """The set that an upstream compares: a liar includes packets that never existed."""
-        items = self.items() | self.skips.get(reader, {})
+    def claims(self, since: int, until: int) -> list[tuple[int, bytes]]:
+        """The set that an upstream compares: what it serves; a liar includes packets that never existed."""
+        items = self.items()
         if self.lies:
             items |= {2**200 + n: until - n for n in range(_INVENTED)}
         return [(at, n.to_bytes(32, "big")) for n, at in items.items() if since <= at <= until]
@@ -153,13 +191,14 @@ class SimulatedRelay:
 
     def _compare(self, did: str, reader: Reader) -> None:
         world, rounds, upstream = self.world, self.rounds[did], self.world.relays[did]
-        if not reader.is_connected or not rounds.is_due(world.now):
+        is_there = reader.is_connected and reader.gone_since == math.inf
+        if not is_there or not rounds.is_due(world.now):
             return
         whole = rounds.begin(world.now)
         since = self.clock - (_BACKFILL - 3600 if whole else RECENT_SECONDS)
         until = self.clock - SETTLED_SECONDS
-        need, is_whole = self._differences(did, upstream, max(0, since), until)
-        wanted = sorted(need - self.known.keys())
+        need, is_whole = self._differences(did, reader, max(0, since), until)
+        wanted = sorted(need - self.known.keys() - self.skips.get(did, {}).keys())
         withheld, brought = set(), 0
         for packet_id in wanted:
             row = upstream.known.get(packet_id)
@@ -173,19 +212,19 @@ class SimulatedRelay:
         reader.withholding.withheld(n.to_bytes(32, "big") for n in withheld)
         number = world.dids.index(did)
         if reader.withholding.round_ended():
+            self.accusations += 1
             self.standings.note(number, Aspect.PRESENCE, self.clock, 0, 1, None)
         elif brought and not withheld:
             self.standings.note(number, Aspect.PRESENCE, self.clock, 1, 0, None)
         rounds.ended(world.now, 1.0, is_whole=is_whole, has_brought=brought > 0)
 
-    def _differences(
-        self, did: str, upstream: SimulatedRelay, since: int, until: int
-    ) -> tuple[set[int], bool]:
+    def _differences(self, did: str, reader: Reader, since: int, until: int) -> tuple[set[int], bool]:
         """What the peer has and this relay has not; the network may interrupt the exchange."""
-        ours = self.items() | self.skips.get(did, {})
+        upstream = self.world.relays[did]
+        ours = {n: at for n, at in self.items().items() if n not in reader.lacking} | self.skips.get(did, {})
         items = [(at, n.to_bytes(32, "big")) for n, at in ours.items() if since <= at <= until]
         mine = Reconciler(ItemSet(items))
-        theirs = Reconciler(ItemSet(upstream.claims(self.did, since, until)))
+        theirs = Reconciler(ItemSet(upstream.claims(since, until)))
         need: set[int] = set()
         message: bytes | None = mine.initiate()
         while message is not None:
@@ -193,15 +232,23 @@ class SimulatedRelay:
                 return need, False
             found = mine.receive(theirs.respond(message))
             need |= {int.from_bytes(packet_id, "big") for packet_id in found.need}
+            reader.lacking |= {int.from_bytes(packet_id, "big") for packet_id in found.have}
+            reader.lacking -= need
             message = found.message
         return need, True
 
     def _read(self, did: str, reader: Reader) -> None:
         world, mesh, upstream = self.world, self.mesh, self.world.relays[did]
         barred = self.standings.is_barred(world.dids.index(did), self.clock)
-        if not upstream.up or barred or world.is_cut(self.did, did):
+        is_gone = not upstream.up or world.is_cut(self.did, did)
+        reader.gone_since = min(reader.gone_since, world.now) if is_gone else math.inf
+        is_noticed = not reader.is_connected or world.now - reader.gone_since >= world.unnoticed
+        if barred or (is_gone and is_noticed):
             mesh.lost(did, world.now)
             reader.is_connected = False
+            return
+        if is_gone:
+            self.cursors[did] = mesh.to_store(did, reader.intake.cursor_with(()), world.now)
             return
         if not reader.is_connected:
             reader.is_connected = True
@@ -244,12 +291,15 @@ class SimulatedRelay:
                 reader.waiting.append((self.world.now + delay, intake, item, row))
                 return
             if verdict is PeerVerdict.FORGED:
+                self.accusations += 1
                 self.standings.note(self.world.dids.index(did), Aspect.VALIDITY, self.clock, 0, 1, None)
             elif not packet.is_forged:
                 self.skips.setdefault(did, {})[packet.packet_id] = packet.timestamp
         else:
             self.standings.note(self.world.dids.index(did), Aspect.VALIDITY, self.clock, 1, 0, None)
-            if packet.packet_id not in self.known:
+            if packet.packet_id not in self.known and self.repeats(packet.packet_id):
+                self.skips.setdefault(did, {})[packet.packet_id] = packet.timestamp
+            elif packet.packet_id not in self.known:
                 self._store(packet, did, witness)
             elif witness < self.known[packet.packet_id].told_at:
                 self.known[packet.packet_id].told_at = witness  # R-368
@@ -260,7 +310,7 @@ class SimulatedRelay:
         if row.packet.is_forged:
             raise InvalidPacket(ErrorCode.INVALID_SIGNATURE, "made up", detail="packet_id_mismatch")
         if self.refuses(row.packet.packet_id):
-            raise InvalidPacket(ErrorCode.POLICY_REJECTED, "not here")
+            raise InvalidPacket(_REFUSALS[row.packet.packet_id % len(_REFUSALS)], "not here")
         origin = PeerOrigin(1, row.told_at, True, 604_800)
         witness = witness_of(packet, origin, self.clock)
         check_age(packet, origin, witness, self.clock, max_age_seconds=86_400)
@@ -281,14 +331,16 @@ class SimulatedWorld:
         compares_each: float = 0.0,
         loss: float = 0.0,
         is_ring: bool = False,
+        unnoticed: float = 0.0,
     ) -> None:
         """`compares_each` is the interval of comparisons; 0 means none. `loss` is the fraction of messages
-        lost; equally many are duplicated or reordered."""
+        lost; equally many are duplicated or reordered. A cut or a death stays `unnoticed` for so long."""
         self.random = random.Random(seed)
         self.tick = tick
         self.compares_each = compares_each
         self.loss = loss
         self.is_ring = is_ring
+        self.unnoticed = unnoticed
         self.now = 0.0
         self.dids = [f"did:strata:z{n}" for n in range(count)]
         self.cuts: dict[frozenset[str], float] = {}
@@ -369,6 +421,10 @@ class SimulatedWorld:
 
     def sets(self, *, but: str | None = None) -> list[set[int]]:
         return [set(relay.known) for did, relay in self.relays.items() if did != but]
+
+    @property
+    def accusations(self) -> int:
+        return sum(relay.accusations for relay in self.relays.values())
 
     @property
     def brought(self) -> int:

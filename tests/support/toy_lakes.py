@@ -36,9 +36,11 @@ __all__ = [
     "files_below",
     "manifest_of",
     "manifest_once",
+    "newest_files",
     "place",
     "read",
     "rows_file",
+    "rows_in",
     "rows_table",
     "staged",
     "witnessed",
@@ -215,6 +217,18 @@ def read(lake: Path, root: str = "packets") -> list[int]:
         for path in paths
         for n in pq.ParquetFile(path).read(["sequence"], use_threads=False)["sequence"].to_pylist()
     )
+
+
+def newest_files(lake: Path) -> list[str]:
+    """The files that a reader finds by the links, as the guide tells."""
+    folders = [max(day.iterdir()) for day in (lake / "generations").glob("day=*")]
+    return [str(file) for folder in folders for file in sorted(folder.glob("batch=*/kind=*/*.parquet"))]
+
+
+def rows_in(paths: Iterable[str]) -> list[int]:
+    """The sequences in these files."""
+    found = (pq.ParquetFile(path).read(["sequence"], use_threads=False)["sequence"] for path in paths)
+    return sorted(n for column in found for n in column.to_pylist())
 
 
 def faults(path: Path) -> list[str]:

@@ -21,7 +21,7 @@ from relayd.tls import write_dev_certificates
 from tests.support.bare_client import TIMEOUT, open_client
 from tests.support.made_packets import make, new_identity
 from tests.support.relay_process import RelayProcess, http_get, running
-from tests.support.waiting import until
+from tests.support.waiting import until, wait_until
 
 HOUR = 3600
 ROWS = 20_000
@@ -336,4 +336,4 @@ async def test_two_sockets_over_ipv6_share_the_account_of_their_address(tmp_path
                 answers += await client.publish_all([make(author, n=10 * number + n) for n in range(2)])
         assert [answer["type"] for answer in answers] == ["OK", "OK", "OK", "ERROR"]
         assert answers[-1]["detail"] == "publish_limit"
-        assert '"full_address": "::1"' in relay.log.read_text()
+        wait_until(lambda: '"full_address": "::1"' in relay.log.read_text(), "the line of the connection")

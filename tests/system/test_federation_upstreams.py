@@ -72,10 +72,30 @@ class Withholding(Upstream):
             return
         if message.until is not None:
             types = message.types or ("POST",)
-            items = [(each.timestamp, each.digest) for each in self.named if each.content["type"] in types]
+            items = [
+                (each.timestamp, each.digest) for each in self.named if self._is_named(each, tuple(types))
+            ]
             self._reconciler = Reconciler(ItemSet(items))
         answer = self._reconciler.respond(bytes.fromhex(message.message))
         session.send(wire.Reconciled(message=answer.hex(), client_msg_id=message.client_msg_id))
+
+    def _is_named(self, packet: Packet, types: tuple[str, ...]) -> bool:
+        return packet.content["type"] in types
+
+
+class Unasked(Withholding):
+    """It sends all that it has, whatever it is asked for, except what it names in comparisons alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only_by_id: list[Packet] = []
+
+    def _matches(self, subscribe: wire.Subscribe, packet: Packet, received_at: int, *, live: bool) -> bool:
+        wanted = None if subscribe.filters is None else subscribe.filters.packet_ids
+        return packet.packet_id in wanted if wanted else packet not in self.only_by_id
+
+    def _is_named(self, packet: Packet, types: tuple[str, ...]) -> bool:
+        return "POST" in types  # not among the keys
 
 
 class Reading:
@@ -93,12 +113,12 @@ class Reading:
 
 @contextlib.asynccontextmanager
 async def reading(
-    folder: Path, upstream: Upstream, **settings: Any
+    folder: Path, upstream: Upstream, selection: str = "", **settings: Any
 ) -> AsyncIterator[tuple[Reading, FakeRelay]]:
-    """A relay that reads from this upstream."""
+    """A relay that reads from this upstream, all or a selection: lines of `peers.toml`."""
     async with FakeRelay(upstream) as fake:
         peers = folder / "peers.toml"
-        peers.write_text(f'[[peer]]\nurl = "{fake.url}"\nrelay_id = "{upstream.relay_id}"\n')
+        peers.write_text(f'[[peer]]\nurl = "{fake.url}"\nrelay_id = "{upstream.relay_id}"\n{selection}\n')
         process = RelayProcess(
             folder / "relay", peers_file=peers, identity_seed=(b"R" * 32).hex(), **settings
         )
@@ -320,3 +340,55 @@ async def test_a_peer_that_names_packets_and_sends_none_is_barred(tmp_path):
         )
         assert peer["barred_until"] > time.time() + 3000
         assert len(await ids_at(relay.process, [author.did])) == 1
+
+
+def _refused(relay: RelayProcess, relay_id: str) -> dict[str, int]:
+    found: dict[str, int] = json.loads(peers_command(relay, "show", relay_id, "--json").stdout)["refused"]
+    return found
+
+
+@pytest.mark.req("R-360", "R-379")
+async def test_what_nobody_asked_a_peer_for_is_not_stored(tmp_path):
+    """Neither of its log, nor by id in a comparison; it is recorded, and no offence."""
+    upstream, author, other = Unasked(), new_identity(), new_identity()
+    asked = [make(author, n=n) for n in range(2)]
+    unasked = [*(make(author, type="NOTE") for _ in range(3)), *(make(other) for _ in range(4))]
+    named = [make(author, age=600), make(other, age=600), make(author, type="NOTE", age=600)]
+    for packet in (*asked, *unasked, *named):
+        upstream.put(packet)
+    upstream.only_by_id = named
+    upstream.named = named
+    selection = f'authors = ["{author.did}"]\ntypes = ["POST"]'
+    async with reading(tmp_path, upstream, selection, reconcile_interval=0) as (relay, _):
+        await relay.holds(author, 2)
+        await eventually(lambda: sum(_refused(relay.process, upstream.relay_id).values()) == 7)
+        done = await asyncio.to_thread(peers_command, relay.process, "reconcile", upstream.relay_id, "--json")
+        found = json.loads(done.stdout)
+        assert (found["brought"], found["refused"], found["withheld"]) == (1, 2, 0), found
+        await relay.holds(author, 3)
+        assert await ids_at(relay.process, [other.did]) == []
+        await eventually(
+            lambda: _refused(relay.process, upstream.relay_id) == {"policy_rejected/not_asked_for": 9}
+        )
+        peer = await peer_of(relay.process)
+        assert (peer["state"], peer["offences"]) == ("connected", 0)
+
+
+@pytest.mark.req("R-364")
+async def test_a_packet_dated_ahead_does_not_stop_the_reading_of_what_follows(tmp_path):
+    """Where the upstream's clock is ahead, any stranger can publish one there."""
+    upstream, author = Upstream(), new_identity()
+    packets = [make(author, age=-3480), *(make(author, n=n) for n in range(9500))]
+    upstream.log += [(packet, packet.timestamp) for packet in packets]
+    async with reading(tmp_path, upstream, metrics_listen="127.0.0.1:0", reconcile_interval=0) as (relay, _):
+
+        def stored() -> float:
+            try:
+                return relay.process.metric("relayd_peer_packets_total", outcome="stored")
+            except KeyError:  # it has not begun to read
+                return 0
+
+        await eventually(lambda: stored() == 9500)
+        await eventually(lambda: _refused(relay.process, upstream.relay_id) == {"timestamp_in_future": 1})
+        peer = await peer_of(relay.process)
+        assert (peer["state"], peer["offences"]) == ("connected", 0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -45,6 +47,49 @@ async def test_a_packet_by_id_is_its_stored_bytes(relay: RelayProcess, client: B
 )
 def test_statuses(relay: RelayProcess, path, status):
     assert relay.get(path)[0] == status
+
+
+def answered(relay: RelayProcess, request: bytes, *, piece: int = 1000) -> tuple[int, bytes]:
+    """Status and body of the answer to these bytes, sent in pieces."""
+    with socket.create_connection(("127.0.0.1", urlsplit(relay.http).port), timeout=20) as link:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for first in range(0, len(request), piece):
+            link.sendall(request[first : first + piece])
+        answer = b"".join(iter(lambda: link.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "same_as"),
+    [
+        ("http://relay.example/readyz", 200, "/readyz"),
+        ("HTTPS://relay.example:7447/readyz?x=/", 200, "/readyz"),
+        ("http://relay.example/packets/0x" + "00" * 32, 404, "/packets/0x" + "00" * 32),
+        ("http://relay.example", 200, "/"),
+        ("http://relay.example?x", 200, "/"),
+        ("http://relay.example/strata", 426, "/strata"),
+        ("http:///readyz", 404, "/nowhere"),
+        ("ftp://relay.example/readyz", 404, "/nowhere"),
+    ],
+)
+def test_a_target_may_name_its_host(relay: RelayProcess, target: str, status: int, same_as: str):
+    """RFC 9112 section 3.2.2."""
+    got = answered(relay, f"GET {target} HTTP/1.1\r\nHost: relay.example\r\n\r\n".encode())
+    assert got == (status, relay.get(same_as)[2])
+
+
+@pytest.mark.parametrize("piece", [1, 3, 1000])
+@pytest.mark.parametrize("lines", [1, 2, 5])
+def test_empty_lines_before_a_request_are_ignored(relay: RelayProcess, lines: int, piece: int):
+    """RFC 9112 section 2.2."""
+    request = b"\r\n" * lines + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    assert answered(relay, request, piece=piece) == (200, relay.get("/healthz")[2])
+
+
+@pytest.mark.parametrize(("start", "status"), [(b"\r", 405), (b" \r\n", 400)])
+def test_what_is_no_empty_line_before_a_request_is_refused(relay: RelayProcess, start: bytes, status: int):
+    assert answered(relay, start + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")[0] == status
 
 
 @pytest.mark.req("R-139")

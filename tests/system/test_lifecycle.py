@@ -434,6 +434,24 @@ async def test_a_worker_that_is_killed_or_hangs_is_replaced_and_the_others_notic
             assert served == relay.metric("relayd_connections")
 
 
+def test_the_processor_time_never_falls_when_workers_are_replaced(tmp_path: Path):
+    with running(RelayProcess(tmp_path, arguments=("--workers", "2"))) as relay:
+        seen = [0.0]
+
+        def look() -> bool:
+            with contextlib.suppress(OSError):  # the worker that was to answer has been killed
+                seen.append(relay.metric("process_cpu_seconds_total"))
+            return True
+
+        wait_until(lambda: look() and seen[-1] > 0.5, "the workers to count their start", 60)
+        relay.workers()[0].kill()
+        wait_until(lambda: look() and relay.logged("serving") == 3, "its successor", 60)
+        os.kill(relay.pid, signal.SIGUSR2)
+        wait_until(lambda: look() and relay.logged("workers_renewed") == 1, "the renewal", 90)
+        look()
+        assert seen == sorted(seen)
+
+
 async def test_a_setting_for_new_processes_renews_the_workers_one_at_a_time(tmp_path: Path):
     file = tmp_path / "relayd.toml"
     file.write_text("max_limit = 400")

@@ -4,39 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
-import psutil
 import pytest
 
 from tests.support.bare_client import BareClient, open_client, publish_text
 from tests.support.made_packets import ids_of, make, new_identity
-from tests.support.relay_process import RelayProcess, running
+from tests.support.relay_process import RelayProcess, frozen, running
 
 
 def url_of(relay: RelayProcess) -> str:
     """The URL of a relay's embedded database, for a superuser of this machine."""
     folder = next(Path(str(relay.settings["data_dir"])).glob("postgres-*"))
     return f"postgresql://relayd@/relayd?host={folder}&port=5432"
-
-
-@contextlib.contextmanager
-def frozen(relay: RelayProcess) -> Iterator[None]:
-    """Suspend PostgreSQL: connections stay open and nothing answers."""
-    server = relay.postgres()
-    server.suspend()  # first, so that it starts no process that is not suspended
-    processes = [server, *server.children(recursive=True)]
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.suspend()
-    try:
-        yield
-    finally:
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.resume()
 
 
 async def readiness(relay: RelayProcess, status: int, timeout: float = 60.0) -> None:
@@ -48,6 +29,66 @@ async def readiness(relay: RelayProcess, status: int, timeout: float = 60.0) -> 
 async def complete(client: BareClient, author: str, packets: list) -> None:
     events, _ = await client.subscribe("all", {"authors": [author], "limit": 500})
     assert ids_of(events) == [packet.packet_id for packet in packets]
+
+
+async def test_a_relay_whose_database_takes_no_writes_is_not_ready_though_nobody_publishes(tmp_path: Path):
+    identity = new_identity()
+    with running(RelayProcess(tmp_path, workers=2)) as relay:
+        before, after = make(identity), make(identity)
+        async with open_client(relay.ws) as client:
+            await client.publish(before)
+        connection = await asyncpg.connect(
+            url_of(relay), server_settings={"default_transaction_read_only": "off"}
+        )
+        for state, status in (("on", 503), ("off", 200)):
+            await connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {state}")
+            await connection.execute("SELECT pg_reload_conf()")
+            for _ in range(8):  # either worker may answer
+                await readiness(relay, status)
+            assert await connection.fetchval("SELECT count(*) FROM packets") == 1
+            assert relay.get(f"/packets/{before.packet_id}")[0] == 200
+        await connection.close()
+        async with open_client(relay.ws) as client:
+            assert (await client.publish(after))["type"] == "OK"
+        assert relay.logged("database_lost") == 2 == relay.logged("database_back")
+
+
+_FULL = (
+    "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS"
+    " $$BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '{}'; END$$;"
+    " CREATE TRIGGER full_disk BEFORE INSERT ON packets FOR EACH ROW EXECUTE FUNCTION full_disk()"
+)
+_EMPTIED = "DROP TRIGGER full_disk ON packets"
+
+
+@pytest.mark.parametrize(
+    ("fails", "mended"),
+    [
+        (_FULL.format("53100"), _EMPTIED),
+        (_FULL.format("P0001"), _EMPTIED),
+        (
+            "ALTER SYSTEM SET synchronous_standby_names = 'away'",
+            "ALTER SYSTEM RESET synchronous_standby_names",
+        ),
+    ],
+    ids=["the disk is full", "any error", "no standby confirms commits"],
+)
+async def test_a_relay_whose_database_stores_nothing_is_not_ready_until_it_does(
+    tmp_path: Path, fails: str, mended: str
+):
+    with running(RelayProcess(tmp_path, publish_timeout=1)) as relay:
+        connection = await asyncpg.connect(url_of(relay), server_settings={"synchronous_commit": "local"})
+        async with open_client(relay.ws) as client:
+            await connection.execute(fails)
+            await connection.execute("SELECT pg_reload_conf()")
+            while (await client.publish(make(new_identity())))["type"] == "OK":
+                pass  # the settings are not in force yet
+            await readiness(relay, 503)
+            await connection.execute(mended)
+            await connection.execute("SELECT pg_reload_conf()")
+            await readiness(relay, 200)
+            assert (await client.publish(make(new_identity())))["type"] == "OK"
+        await connection.close()
 
 
 @pytest.mark.req("R-189", "R-192", "R-200")

@@ -319,6 +319,7 @@ async def test_a_broken_plug_in_costs_its_packets_a_bounded_wait_and_nobody_else
         verdicts = "relayd_policy_plugin_verdicts_total"
         assert relay.metric(verdicts, plugin="hangs", verdict="timeout") == 1
         assert relay.metric(verdicts, plugin="raises", verdict="raised") == 1
+        wait_until(lambda: relay.logged("policy_plugin_failed") >= 2, "the lines of both")
         text = relay.log.read_text()
         assert text.count("policy_plugin_failed") == 2 and "marker" not in text
         assert not relay.complaints()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,39 @@ def relays(
 
 def test_they_are_one_relay_by_name(relays):
     assert len({relay.ready["relay_id"] for relay in relays}) == 1
+
+
+@pytest.mark.req("R-241", "R-242")
+async def test_a_daily_budget_is_one_however_many_relays_an_identity_uses_at_once(relays):
+    waves = 4
+    identities = [new_identity() for _ in range(waves)]
+    start = asyncio.Barrier(9)
+
+    async def publish(relay: RelayProcess) -> list[str]:
+        codes = []
+        async with open_client(relay.ws) as client:
+            for identity in identities:
+                ends: dict[str, Any] = {"from": identity.did}
+                edges = [
+                    make(
+                        identity,
+                        type="TRUST_EDGE",
+                        to=f"did:strata:{n}",
+                        strength=0.9,
+                        context=str(n),
+                        created_at=int(time.time()),
+                        **ends,
+                    )
+                    for n in range(10)
+                ]
+                await start.wait()
+                codes += [answer.get("code", "ok") for answer in await client.publish_all(edges)]
+        return codes
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(publish(relay)) for relay in relays for _ in range(3)]
+    codes = Counter(code for task in tasks for code in task.result())
+    assert codes == {"ok": 20 * waves, "rate_limited": 70 * waves}
 
 
 @pytest.mark.req("R-111", "R-159", "R-161", "R-177", "R-311")

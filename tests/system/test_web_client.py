@@ -9,8 +9,9 @@ import asyncio
 import json
 import random
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.keys import rotate_content
 from strata.protocol.packets import Packet
 
+from tests.faults.proxy import FaultyNetwork
 from tests.support.node_package import WEB, Agent, pack_and_install, require_node, run_node
 from tests.support.ports import free_port
 from tests.support.relay_process import RelayProcess, running
@@ -209,6 +211,57 @@ async def test_a_quiet_relay_is_not_taken_for_a_silent_one(package: Path, fragil
             await relay.post({"type": "POST", "text": "at last"})
         _, ended = await asyncio.to_thread(agent.take, 2)
     assert cast(dict[str, int], ended["statistics"])["connections"] == 1
+
+
+async def stand_still(agents: list[Agent], seconds: float, meanwhile: Callable[[], object]) -> None:
+    """Stop programs for a while, as a frozen tab or a closed laptop does."""
+    for agent in agents:
+        agent.process.send_signal(signal.SIGSTOP)
+    meanwhile()
+    await asyncio.sleep(seconds)
+    for agent in agents:
+        agent.process.send_signal(signal.SIGCONT)
+
+
+async def test_a_program_that_stood_still_finds_its_answers(package: Path, fragile: RelayProcess) -> None:
+    author = Identity.generate()
+    async with strata.connect(fragile.ws, identity=author, options=OPTIONS) as relay:
+        sent = [(await relay.post({"type": "POST", "text": f"{n}"})).packet_id for n in range(300)]
+    more = {"historyTimeout": 3, "keyTimeout": 3, "publishTimeout": 3, "pageEvents": 2}
+    query = {"authors": author.did, "live": False}
+    async with FaultyNetwork(fragile.port) as network:
+        reading = Agent(package, "read", url=network.url, query=query, more=more)
+        posting = Agent(package, "post", url=network.url, number=11, count=300, more=more)
+        with reading, posting:
+            first = await asyncio.to_thread(reading.take, 20), await asyncio.to_thread(posting.take, 20)
+            network.partition()  # each has asked for something, and hears nothing yet
+            await stand_still([reading, posting], 8, network.heal)
+            rest = await asyncio.to_thread(reading.take, 281), await asyncio.to_thread(posting.take, 281)
+    read, posted = first[0] + rest[0][:-1], first[1] + rest[1][:-1]
+    assert [said["id"] for said in read] == sent
+    assert cast(dict[str, int], rest[0][-1]["statistics"])["connections"] == 1
+    assert await everything(fragile.ws, me(11)) == [said["id"] for said in posted]
+
+
+async def test_a_program_that_slept_does_not_wait_for_a_dead_connection(
+    package: Path, fragile: RelayProcess
+) -> None:
+    author = Identity.generate()
+    async with FaultyNetwork(fragile.port) as network:
+        reading = Agent(package, "read", url=network.url, query={"authors": author.did})
+        posting = Agent(package, "post", url=network.url, number=12, count=10_000)
+        with reading, posting:
+            posted = await asyncio.to_thread(posting.take, 20)
+            async with strata.connect(fragile.ws, identity=author, options=OPTIONS) as relay:
+                await relay.post({"type": "POST", "text": "before"})
+                assert (await asyncio.to_thread(reading.next))["text"] == "before"
+                await stand_still([reading, posting], 8, network.deceive_clients)
+                await relay.post({"type": "POST", "text": "after"})
+                async with asyncio.timeout(30):  # by the pings alone it would take a minute and a half
+                    assert (await asyncio.to_thread(reading.next))["text"] == "after"
+                    posted += await asyncio.to_thread(posting.take, 100)
+    stored = await everything(fragile.ws, me(12))
+    assert stored[: len(posted)] == [said["id"] for said in posted], "each once and in order"
 
 
 async def test_an_outbox_survives_the_kill_of_its_program(package: Path, tmp_path: Path) -> None:

@@ -294,6 +294,17 @@ test("a clock that is put back by an hour delays nothing", async (context) => {
   assert.ok(one.channel.status.resent > 0);
 });
 
+test("a page that was frozen hears the acknowledgements that wait before it says a message again", async (context) => {
+  const world = new World();
+  const { channel } = await participant(context, world.relay(), { resendAfter: 10, syncEvery: 30 });
+  await channel.send(utf8("said once"));
+  await until(() => world.log.length === 1, "it is published");
+  const now = performance.now.bind(performance);
+  context.mock.method(performance, "now", () => now() + 60_000);
+  await until(() => world.log.length > 1, "a sync is due");
+  assert.equal(channel.status.resent, 0);
+});
+
 test("after a reload with a clock that was put back, what is said comes behind what was said", async (context) => {
   const world = new World();
   const store = memoryChannelStore();

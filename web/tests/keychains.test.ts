@@ -32,6 +32,11 @@ const { did, clock_skew_seconds, recovery_delay_seconds, packets, worlds } = vec
 const parsed = packets.map((text) => Packet.read(text));
 const rules = { clockSkewSeconds: clock_skew_seconds, recoveryDelaySeconds: recovery_delay_seconds };
 
+function patience(seconds: number, act: () => void): () => void {
+  const timer = setTimeout(act, 1000 * seconds);
+  return () => clearTimeout(timer);
+}
+
 for (const [number, world] of worlds.entries()) {
   test(`key chain ${number} says what Python says, at every moment`, async () => {
     const documents = world.documents.map((text) => DidDocument.parse(text));
@@ -136,6 +141,7 @@ test("authors whose keys take too long together are asked for apart", async () =
       if (authors.length > 10) await new Promise((end) => signal.addEventListener("abort", end));
     },
     now: () => 0,
+    patience,
   };
   const fetcher = new KeyFetcher(new KeyRing({}, 1024, 300), source, 0.01);
   const others = Array.from({ length: 400 }, (_, n) => `other ${n}`);
@@ -240,6 +246,7 @@ test("a relay that takes fewer authors at once is asked for fewer", async () => 
       if (authors.length > most) throw new RequestRefused("policy_rejected", "too many values");
     },
     now: () => 0,
+    patience,
   };
   const fetcher = new KeyFetcher(new KeyRing({}, 1024, 300), source, 10);
   const others = Array.from({ length: 400 }, (_, n) => `other ${n}`);
@@ -268,6 +275,7 @@ test("a relay that sends very much is asked about fewer authors at once", async 
       }
     },
     now: () => 0,
+    patience,
   };
   const ring = new KeyRing({}, 1024, 300);
   const [first, ...others] = long.keys();
@@ -286,6 +294,7 @@ test("an author whose keys alone take too long holds up nobody", async () => {
       await new Promise((end) => signal.addEventListener("abort", end));
     },
     now: () => 10,
+    patience,
   };
   const ring = new KeyRing({}, 8, 300);
   const fetcher = new KeyFetcher(ring, source, 0.01);

@@ -20,7 +20,7 @@ test("core modules have no I/O, no clock and no randomness", () => {
   const core = sources.filter(({ text }) => text.includes(CORE));
   assert.ok(core.length >= 25);
   for (const { name, text } of core) assert.equal(FORBIDDEN.exec(code(text))?.[0], undefined, name);
-  for (const part of ["core", "stream", "publishing", "authenticating", "inspection", "keyring"]) {
+  for (const part of ["core", "liveness", "stream", "publishing", "authenticating", "inspection", "keyring"]) {
     assert.ok(core.some(({ name }) => name === join("relays", `${part}.ts`)), part);
   }
 });

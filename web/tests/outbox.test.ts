@@ -460,6 +460,32 @@ test("what another tab has sent is told by its word, though the store tells soon
   assert.equal((await sent).packetId, packetId);
 });
 
+test("a tab that was frozen hears what another tab has sent before it gives a packet up", async (context) => {
+  const inner = memoryOutbox();
+  let tell: (news: OutboxNews) => void = () => undefined;
+  let looks = 0;
+  const store: OutboxStore = {
+    ...inner,
+    list: () => (looks++, inner.list()),
+    watch: (heard) => ((tell = heard), () => undefined),
+  };
+  const watched = () => 0; // it has not looked for long enough
+  const outbox = new Outbox(store, () => Promise.reject(new RequestTimeout("PUBLISH", 1)), () => true, watched);
+  outbox.start();
+  context.after(() => outbox.stop(CLOSED));
+  const { packetId, sent } = await outbox.add(packets[0] as never);
+  await inner.remove(packetId);
+  const look = async () => {
+    for (const before = looks; looks < before + 3; await new Promise((done) => setImmediate(done))) outbox.wake();
+  };
+  await look();
+  const now = performance.now.bind(performance);
+  context.mock.method(performance, "now", () => now() + 60_000);
+  await look();
+  tell({ kind: "sent", published: published(packetId) });
+  assert.equal((await sent).packetId, packetId);
+});
+
 test("what another program puts into a folder is heard of, where as much has gone meanwhile too", async (context) => {
   context.mock.timers.enable({ apis: ["setInterval"] });
   const place = await folder();

@@ -225,6 +225,59 @@ test("a relay that has fallen silent is probed, left, and found again", async ()
   await relay.close();
 });
 
+test("what was waited for while nobody looked is waited for still", async (context) => {
+  const world = new World();
+  const quick = { publishTimeout: 1, historyTimeout: 1, keyTimeout: 1 };
+  const relay = await connect(URL, world.options({ ...quick, resolveKeys: false, maxInFlight: 1 }));
+  context.after(() => relay.close());
+  const waiting = Promise.all([
+    relay.publish(packets[0] as Packet),
+    relay.publish(packets[1] as Packet), // it waits for its turn
+    relay.get(packets[2]?.packetId as string, { timeout: 1 }),
+    relay.ask({ type: "MODERATE", action: "list" }, { timeout: 1 }),
+    relay.keyChain(me.did),
+  ]);
+  waiting.catch(() => undefined);
+  await until(() => world.sent("SUBSCRIBE").length === 2);
+  world.answer = (frame, socket) => {
+    const { type, client_msg_id } = frame;
+    if (type === "SUBSCRIBE") endHistory(frame, socket);
+    if (type === "MODERATE") socket.push({ type: "MODERATED", action: "list", client_msg_id, entries: [] });
+    if (type !== "PUBLISH") return;
+    const { packet_id } = frame["packet"] as { packet_id: string };
+    socket.push({ type: "OK", packet_id, status: "ACCEPTED", client_msg_id });
+  };
+  setImmediate(() => {
+    // The answers come meanwhile, and are heard after the timers that are due.
+    setImmediate(() => [...world.seen].forEach((frame) => world.answer(frame, world.last)));
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 4000);
+  });
+  await waiting;
+  assert.equal(world.sockets.length, 1);
+});
+
+test("after a sleep a connection that is gone is replaced within seconds, and what waited goes out on it", async (context) => {
+  const world = new World();
+  world.answer = endHistory;
+  const relay = await connect(URL, world.options({ backoffCap: 3600 }));
+  context.after(() => relay.close());
+  (relay as unknown as { driver: { backoff: { attempt: number } } }).driver.backoff.attempt = 20; // much had failed before
+  relay.subscribe();
+  await until(() => world.sent("SUBSCRIBE").length === 2);
+  world.last.isDeaf = true;
+  const waiting = relay.publish(packets[0] as Packet);
+  const now = Date.now.bind(Date);
+  context.mock.method(Date, "now", () => now() + 3_600_000); // as after a suspend, in which performance.now() stands still
+  world.answer = (frame, socket) => {
+    endHistory(frame, socket);
+    if (frame.type !== "PUBLISH") return;
+    socket.push({ type: "OK", packet_id: packets[0]?.packetId, status: "ACCEPTED", client_msg_id: frame.client_msg_id });
+  };
+  assert.equal((await waiting).duplicate, false);
+  assert.equal(world.sockets.length, 2);
+  assert.equal(relay.statistics.publishesRepeated, 1);
+});
+
 test("what is no message, or too large a one, is counted and dropped", async () => {
   const world = new World();
   const relay = await connect(URL, world.options({ maxMessageLength: 400 }));

@@ -28,6 +28,7 @@ from strata.protocol import canonical, ids
 from strata.protocol.documents import DidDocument, is_document_hash
 from strata.protocol.errors import IdentityError, InvalidInput
 from strata.protocol.keys import DEFAULT_CLOCK_SKEW_SECONDS, KeyRules, allowed_clock_skew
+from strata.protocol.text_files import utf8_of
 from strata.relays import uris
 from strata.relays.connection.keyring import Anchors
 
@@ -88,6 +89,7 @@ def parse_bootstrap(raw: bytes) -> Bootstrap:
     """Parse the content of a bootstrap file. Raises `ValueError` that names the first fault."""
     if len(raw) > _MAX_BYTES:
         raise ValueError(f"larger than {_MAX_BYTES} bytes")
+    raw = utf8_of(raw)
     try:
         members = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -20,6 +20,7 @@ import msgspec
 
 from strata.protocol.documents import DidDocument, is_document_hash
 from strata.protocol.errors import InvalidInput
+from strata.relays.peer_timeout import PeerTimeout
 
 __all__ = ["DocumentResolver", "Found", "Hints", "Store", "relay_hints", "relay_store"]
 
@@ -95,7 +96,7 @@ class DocumentResolver:
             return document
         for store in self._stores:
             try:
-                async with asyncio.timeout(self._timeout):
+                async with PeerTimeout(self._timeout):
                     raw = await store(document_hash)
             except OSError as error:  # TimeoutError is one
                 _log.debug("a store of documents failed: %s", error)
@@ -130,7 +131,7 @@ def relay_hints(url: str, *, ssl: ssl_module.SSLContext | None = None, timeout: 
 
     async def announced(did: str) -> Sequence[str]:
         try:
-            async with asyncio.timeout(timeout):
+            async with PeerTimeout(timeout):
                 manifest = _MANIFESTS.decode(await http_get(url, MANIFEST_PATH, ssl=tls_context(url, ssl)))
         except (OSError, EOFError, ValueError, RecursionError):
             return ()

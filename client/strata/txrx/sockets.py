@@ -28,6 +28,8 @@ _TRIES = 10
 """How many free ports are tried if the system must choose one for several addresses."""
 _KEEPALIVE_SECONDS = 15
 _UNIX_BUFFER = 1024 * 1024
+_NOT_HERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+"""The errors of an address that this machine lacks, such as the one of IPv6 that `localhost` often has."""
 
 
 class SocketFile:
@@ -129,29 +131,37 @@ async def _listen_tcp(host: str, port: int) -> list[socket.socket]:
 def _bound(
     addresses: Iterable[tuple[int, int, int, str, tuple[object, ...]]], host: str, port: int
 ) -> list[socket.socket]:
-    sockets: list[socket.socket] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        sockets: list[socket.socket] = []
+        missing: dict[object, OSError] = {}
         for family, kind, protocol, _, where in addresses:
-            try:
-                one = socket.socket(family, kind, protocol)
-            except OSError:  # the system does not support this address family
-                continue
-            sockets.append(one)
-            one.setblocking(False)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            if len(sockets) > 1 and port == 0:
+            if sockets and port == 0:
                 where = (where[0], sockets[0].getsockname()[1], *where[2:])
-            one.bind(where)
-            one.listen(_BACKLOG)
-        if not sockets:
-            raise OSError(f"{host} has no address here")
-    except BaseException:
-        for one in sockets:
-            one.close()
-        raise
-    return sockets
+            try:
+                sockets.append(stack.enter_context(_open(family, kind, protocol, where)))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                missing[where[0]] = error
+        for left_out, problem in missing.items():
+            if not sockets:
+                raise problem
+            _log.warning("%s is served without its address %s: %s", host, left_out, problem.strerror)
+        stack.pop_all()
+        return sockets
+
+
+def _open(family: int, kind: int, protocol: int, where: tuple[object, ...]) -> socket.socket:
+    with contextlib.ExitStack() as stack:
+        one = stack.enter_context(socket.socket(family, kind, protocol))
+        one.setblocking(False)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        one.bind(where)
+        one.listen(_BACKLOG)
+        stack.pop_all()
+        return one
 
 
 def _listen_unix(address: UnixAddress) -> socket.socket:

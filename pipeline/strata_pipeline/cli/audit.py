@@ -150,8 +150,8 @@ def _tell(audited: Audited) -> None:
     for did, count in sorted(audited.erased_by.items()):
         print(f"{count:,} rows were erased since, by {did}")
     if audited.left_behind:
-        left = f"{audited.left_behind:,} objects of interrupted archives"
-        print(f"{left} are not part of the lake: archive deletes them")
+        left = f"{audited.left_behind:,} objects were replaced, or left by interrupted writers"
+        print(f"{left}: archive, compact and erase delete them after their grace")
     if audited.compared_up_to is not None and audited.behind:
         print(f"the log has {audited.behind:,} packets more: run archive")
     for finding in audited.findings[:_SHOWN]:

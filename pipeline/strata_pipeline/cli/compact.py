@@ -64,7 +64,8 @@ def compact_command(
     """Rewrite the small files of finished days as large ones.
 
     The contents of the lake stay the same, and an archive may run at the same time. Replaced files move from
-    the table's folder to _retired, and a later run deletes them. A day waits for the next run while other
+    the table's folder to _retired, where readers that have listed generations/ find them, and a later run
+    deletes them after the grace period. A day waits for the next run while other
     jobs read it. In a bucket nothing waits, and replaced objects stay where they are until a later run
     deletes them. Finished days get a summary of their manifests, which makes opening the lake faster.
 

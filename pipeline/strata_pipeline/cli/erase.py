@@ -36,14 +36,15 @@ def erase_command(
         ),
     ] = 600.0,
     grace: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="SECONDS",
-            help="In a bucket: how long replaced objects are kept for their readers.",
+            help="How long replaced files are kept for readers: by default not at all, in a bucket an hour.",
             min=0,
             max=LONGEST_GRACE,
+            show_default=False,
         ),
-    ] = 3_600,
+    ] = None,
     places_only: Annotated[
         bool,
         typer.Option(
@@ -58,12 +59,12 @@ def erase_command(
     """Remove from the lake what the relay has erased.
 
     These are the packets that relayd erase has removed from the log. The files of each finished day are
-    rewritten without them, and the old files are deleted at once. A packet that the lake holds at several
-    places is removed from all of them: for that, the ids of the whole lake are read whenever there are new
-    tombstones, and otherwise those of days that have changed. Empty rows and the relay's signed tombstones
-    stay, so that audit can still prove everything else. An archive may run at the same time. The current day
-    waits for a later run. In a bucket, objects that still contain the packets are deleted after the grace
-    period, by the next erase or compact.
+    rewritten without them, and the old files are deleted at once, unless a grace is given. A packet that the
+    lake holds at several places is removed from all of them: for that, the ids of the whole lake are read
+    whenever there are new tombstones, and otherwise those of days that have changed. Empty rows and the
+    relay's signed tombstones stay, so that audit can still prove everything else. An archive may run at the
+    same time. The current day waits for a later run. After a grace period, the next erase or compact deletes
+    what still contains the packets.
     """
     from strata_pipeline.jobs.erase import erase
 

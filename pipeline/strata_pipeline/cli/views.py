@@ -37,9 +37,9 @@ def views_command(
 ) -> None:
     """Print the SQL of a lake's views, or make them in DuckDB.
 
-    The views are packets, quarantine, manifests, packets_by_day, authors_by_day and lag_by_day. They name the
-    lake's folders and copy nothing. For Spark, write the output to a file and run spark-sql -i. The views of
-    a bucket name the objects that are valid when they are printed.
+    The views are packets, quarantine, manifests, packets_by_day, authors_by_day and lag_by_day, and in DuckDB
+    files. They name the lake's folders and copy nothing. For Spark, write the output to a file and run
+    spark-sql -i. The views of a bucket name the objects that are valid when they are printed.
     """
     with failures_told():
         if database is not None and dialect is not _Dialect.DUCKDB:

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.lake import Manifest, Span, read_witnesses, witnesses_hash
 
-from strata_pipeline.errors import LogError, log_too_short
+from strata_pipeline.errors import LogError, PipelineError, log_too_short
 from strata_pipeline.jobs.drafts import Draft, drafting
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.publishing import DeltaFollower
@@ -150,7 +151,13 @@ def _archive_batch(
             if quarantined:  # rare, so the batch is read a second time, for these rows alone
                 draft.write("quarantine", _checked(log).where("reason IS NOT NULL").drop("kind"))
         witnesses = witnesses_text(witnessed.get["rows"])
-        return _commit(lake, span, state, draft, seen.get["rows"], quarantined, witnesses)
+        try:
+            return _commit(lake, span, state, draft, seen.get["rows"], quarantined, witnesses)
+        except (ValueError, pa.ArrowException) as error:
+            raise PipelineError(
+                f"Spark has written a file that a lake does not take: {error}. Nothing was committed; does a "
+                "setting of the cluster change how Spark writes Parquet?"
+            ) from error
 
 
 def _checked(log: DataFrame) -> DataFrame:

@@ -91,7 +91,9 @@ def compact(
     done, refused = Compacted(), Refused(LakeError, PipelineError)
     with Lake.replace(path) as lake:
         _require_finished(lake, again)
-        done.deleted = delete_retired(lake, int(time.time()), grace)
+        done.deleted = delete_retired(
+            lake, int(time.time()), grace, min(grace, int(ERASED_GRACE.total_seconds()))
+        )
         for day in lake.finished_days():
             if len(lake.batches(day)) > 1 or day in again:
                 with refused.put_off():

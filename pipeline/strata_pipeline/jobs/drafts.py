@@ -54,7 +54,7 @@ class _OnDisk:
 
     def write(self, root: str, rows: DataFrame) -> None:
         writer = rows.write.partitionBy("kind") if "kind" in rows.columns else rows.write
-        writer.parquet(str(self._staged / root))
+        writer.options(**files.WRITER_OPTIONS).parquet(str(self._staged / root))
 
     def folder(self, root: str) -> Path | None:
         folder = self._staged / root

@@ -39,7 +39,7 @@ from strata_pipeline.lake.checking import Unit, units_of_day
 from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.delta import is_published, publish
 from strata_pipeline.lake.erasure_commit import mark, place_erasure
-from strata_pipeline.lake.generations import check_day, check_own
+from strata_pipeline.lake.generations import check_day, check_own, delete_retired
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import Folders, listed, span_over
 from strata_pipeline.lake.object_lake import ObjectLake
@@ -54,9 +54,9 @@ from strata_pipeline.transforms.emptying import emptied, erased_batches, held_as
 if TYPE_CHECKING:
     from adbc_driver_postgresql import dbapi as adbc
 
-__all__ = ["DEFAULT_GRACE", "ErasedFrom", "erase"]
+__all__ = ["ErasedFrom", "erase"]
 
-DEFAULT_GRACE: Final = int(ERASED_GRACE.total_seconds())
+_NEVER: Final = 2**40
 
 
 @dataclass(slots=True)
@@ -75,7 +75,8 @@ class ErasedFrom:
     """Packets and quarantined rows that stay for now, because their day is not over, because jobs read the
     lake all the time or, in a bucket, because another process rewrote the day meanwhile."""
     deleted: int = 0
-    """In a bucket: objects that this run has deleted, which it or earlier runs had replaced."""
+    """In a bucket: objects that this run has deleted, which it or earlier runs had replaced. On a disk:
+    folders of files that an earlier run with a grace had replaced."""
     aside: int = 0
     """Quarantined rows at places of tombstones whose id or time differs from that in the tombstone. Whether
     they are what was erased cannot be determined, so they stay."""
@@ -92,7 +93,7 @@ def erase(
     path: str | Path,
     *,
     patience: float = 600.0,
-    grace: int = DEFAULT_GRACE,
+    grace: int | None = None,
     everywhere: bool = True,
     progress: Callable[[ErasedFrom], None] = lambda done: None,
 ) -> ErasedFrom:
@@ -103,19 +104,23 @@ def erase(
     Read access to the tables `packets`, `log_head` and `tombstones` is enough. The files of a day change
     places while no other job of ours reads the lake; if the jobs do not end within `patience` seconds, the
     day waits for the next run, like the day that is not over. `progress` is called after each day. Old files
-    are deleted at once, including those that a compaction has kept of the same days. Raises `LakeError`,
-    `LakeBusy`, `LogError`, `LogUnavailable`; an error that concerns only one day is raised once the other
-    days are done. Whenever the job is interrupted, each day holds all of its packets, or none of the erased
-    ones; the next run, or the next process that writes to the lake, finishes an erasure that was complete.
+    are deleted at once, including those that a compaction has kept of the same days; with `grace` they stay
+    that many seconds for readers that have begun, and then the next run, or compact, deletes them. Raises
+    `LakeError`, `LakeBusy`, `LogError`, `LogUnavailable`; an error that concerns only one day is raised once
+    the other days are done. Whenever the job is interrupted, each day holds all of its packets, or none of
+    the erased ones; the next run, or the next process that writes to the lake, finishes an erasure that was
+    complete.
 
-    In a bucket nothing waits. Replaced objects stay for `grace` seconds, for processes that opened the lake
-    earlier; after that the next run, or compact, deletes them, or this run if `grace` is 0. There this also
-    raises `ObjectStoreError`.
+    In a bucket nothing waits. Replaced objects stay for `grace` seconds, by default an hour, for processes
+    that opened the lake earlier; after that the next run, or compact, deletes them, or this run if `grace`
+    is 0. There this also raises `ObjectStoreError`.
     """
     if is_object_place(path):
-        return _erase_from_bucket(spark, url, str(path), timedelta(seconds=grace), everywhere, progress)
+        kept = ERASED_GRACE if grace is None else timedelta(seconds=grace)
+        return _erase_from_bucket(spark, url, str(path), kept, everywhere, progress)
     done, refused = ErasedFrom(), Refused(LakeError, LogError)
     with contextlib.closing(connect(url)) as connection, Lake.replace(path) as lake:
+        done.deleted = delete_retired(lake, int(time.time()), _NEVER, grace or 0)
         asked = _asked(lake, connection, everywhere, done, refused)
         for day, texts in _by_day(lake, asked):
             with refused.put_off():
@@ -124,7 +129,9 @@ def erase(
                 if not found:
                     _refuse(strangers)
                     continue
-                if not lake.may_grow(day) and _erase_from_day(spark, lake, day, found, aside, patience):
+                if not lake.may_grow(day) and _erase_from_day(
+                    spark, lake, day, found, aside, patience, keep=bool(grace)
+                ):
                     done.days += 1
                     done.packets += len(found) - len(aside)
                     done.emptied += len(aside)
@@ -271,7 +278,14 @@ def _still_there(lake: Lake, day: int, asked: Found) -> _There:
 
 
 def _erase_from_day(
-    spark: SparkSession, lake: Lake, day: int, found: Found, aside: Sequence[int], patience: float
+    spark: SparkSession,
+    lake: Lake,
+    day: int,
+    found: Found,
+    aside: Sequence[int],
+    patience: float,
+    *,
+    keep: bool,
 ) -> bool:
     """Erase packets from a day; return whether it could be done."""
     manifests = lake.erasures.told(lake.chain.of_day(day))
@@ -290,7 +304,7 @@ def _erase_from_day(
     for folder in (new.packets[0], new.quarantine[0]):
         mark(folder.parent, record.number)
     try:
-        place_erasure(lake, record, tombstones, lake.unread(patience))
+        place_erasure(lake, record, tombstones, lake.unread(patience), keep=keep)
     except LakeBusy:
         return False
     return True

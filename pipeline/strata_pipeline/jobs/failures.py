@@ -28,6 +28,7 @@ def translate_failures(doing: str) -> Iterator[None]:
         if (found := _OURS.search(text)) is not None:
             kind = LakeError if found[1] == "LakeError" else getattr(errors, found[1], PipelineError)
             raise kind(found[2].strip()) from error
+        text = text.partition("JVM stacktrace:")[0]  # a Connect server adds it, and it names classes only
         reason = next((line for line in reversed(text.splitlines()) if _tells(line)), text[:500])
         raise PipelineError(f"{doing}: {without_password(reason.strip())}") from error
 

@@ -54,6 +54,7 @@ def write_day(
                 .select(*schema("packets").names, "kind")
                 .write.mode("append")
                 .partitionBy("kind")
+                .options(**files.WRITER_OPTIONS)
                 .option("parquet.block.row.count.limit", GROUP_ROWS)
                 .parquet(str(folder))
             )

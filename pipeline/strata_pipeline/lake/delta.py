@@ -1,7 +1,8 @@
 """A Delta log beside the chain: the lake as a table for readers of Delta.
 
-`packets/_delta_log` names the files of `packets/`, by day and kind. It says nothing that folders and chain do
-not say, and it proves nothing: no job of ours reads it, and it can be removed and made again (decision 57).
+`generations/_delta_log`, in a bucket `packets/_delta_log`, names the files of `packets/`, by day and kind. It
+says nothing that folders and chain do not say, and it proves nothing: no job of ours reads it, and it can be
+removed and made again (decision 57).
 Each commit records the manifest up to which it goes, so publishing can be repeated safely after a kill.
 """
 
@@ -23,6 +24,7 @@ from strata.protocol.lake import Manifest, day_text, parse_day
 
 from strata_pipeline.errors import LakeBusy, LakeError, UsageError
 from strata_pipeline.lake.checking import batch_name
+from strata_pipeline.lake.day_links import GENERATIONS
 from strata_pipeline.lake.delta_commits import encode_commit, read_commit
 from strata_pipeline.lake.delta_places import DeltaOnDisk, DeltaPlace, delta_log, place_of
 from strata_pipeline.lake.places import AnyLake
@@ -104,8 +106,8 @@ def published_files(lake: Path, version: int | None = None) -> list[Path]:
 
     Raises `DeltaError`.
     """
-    packets = lake.absolute() / "packets"
-    return [packets / path for path in _actions(DeltaTable(packets, version=version))]
+    table = lake.absolute() / GENERATIONS
+    return [table / path for path in _actions(DeltaTable(table, version=version))]
 
 
 def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None) -> DeltaPublished:

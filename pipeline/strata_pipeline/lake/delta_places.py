@@ -83,18 +83,19 @@ def place_of(lake: AnyLake) -> DeltaPlace:
 
 def delta_log(lake: Lake) -> Path:
     """The folder of the log of a lake on a disk."""
-    return lake.packets / PurePosixPath(DELTA_LOG).name
+    return lake.links.folder / PurePosixPath(DELTA_LOG).name
 
 
 class DeltaOnDisk:
-    """A folder beside those of the days. Folders decide what counts, so what a batch adds is in its own.
+    """A folder beside the links of the days, by which a version can be read until the files that it names are
+    deleted. Folders decide what counts, so what a batch adds is in its own.
 
     In a bucket only listings of days say which objects count.
     """
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self.table = str(lake.packets)
+        self.table = str(lake.links.folder)
         self.options: dict[str, str] | None = None
         self.log = str(delta_log(lake))
 
@@ -123,7 +124,7 @@ class DeltaOnDisk:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         with files.awaited(self._lake.root / "_delta_lock"):
-            files.make_folder(self._lake.packets)
+            files.make_folder(self._lake.links.folder)
             yield
 
     def put_log_away(self) -> None:
@@ -136,8 +137,7 @@ class DeltaOnDisk:
             for folder in self._lake.folders_of_day(self._lake.packets, day):
                 if span_of(folder).up_to > self._lake.reached:
                     continue  # a batch that is not committed yet
-                for path in sorted(folder.glob("kind=*/*.parquet")):
-                    name = path.relative_to(self._lake.packets).as_posix()
+                for name, path in self._named(folder):
                     found[name] = None if name in known else _on_disk(name, path)
         return found
 
@@ -146,8 +146,13 @@ class DeltaOnDisk:
         folder = self._lake.packets / batch_path(span)
         if not folder.is_dir():
             return None
-        paths = sorted(folder.glob("kind=*/*.parquet"))
-        return [_on_disk(path.relative_to(self._lake.packets).as_posix(), path) for path in paths]
+        return [_on_disk(name, path) for name, path in self._named(folder)]
+
+    def _named(self, folder: Path) -> Iterator[tuple[str, Path]]:
+        """The files of a batch, each with its name in the log."""
+        link = self._lake.links.current(folder.parent.name).relative_to(self._lake.links.folder)
+        for path in sorted(folder.glob("kind=*/*.parquet")):
+            yield (link / path.relative_to(folder.parent)).as_posix(), path
 
 
 class _InBucket:
@@ -235,7 +240,7 @@ def _unreadable(where: str, error: Exception) -> LakeError:
 
 
 def _action(name: str, size: int, modified_at: float, footer: pq.FileMetaData) -> AddAction:
-    parts = (part.partition("=") for part in PurePosixPath(name).parts[:-1])
+    parts = (part.partition("=") for part in PurePosixPath(name).parts[:-1] if "=" in part)
     values: Mapping[str, str | None] = {partition: value for partition, _, value in parts}
     return AddAction(name, size, values, int(modified_at * 1000), True, json.dumps(_stats(footer)))
 

@@ -3,7 +3,7 @@
 New files of the day, the tombstones and the record are written into `_staging/erasure`. The file
 `record.json` comes last: with it the erasure is complete, and if it is interrupted later, the next process
 that opens the lake for writing finishes it. Then the files change places with the old ones, the record is put
-beside the chain, and the old files are deleted.
+beside the chain, and the old files are deleted, or stay for a grace that an operator has asked for.
 """
 
 from __future__ import annotations
@@ -41,28 +41,42 @@ def put_record(lake: LakeLayout, record: Erasure, text: bytes) -> None:
 
 
 def place_erasure(
-    lake: LakeLayout, record: Erasure, tombstones: bytes, unread: AbstractContextManager[None]
+    lake: LakeLayout,
+    record: Erasure,
+    tombstones: bytes,
+    unread: AbstractContextManager[None],
+    *,
+    keep: bool = False,
 ) -> None:
-    """Put an erasure into effect whose new files are staged and marked, while nobody reads.
+    """Put an erasure into effect whose new files are staged and marked, while nobody reads. With `keep` the
+    old files stay for their readers, and `delete_retired` deletes them.
 
     Raises `LakeBusy` if `unread` does; the staged files are then removed.
     """
     staged = lake.staged_erasure
     (staged / TOMBSTONES).write_bytes(tombstones)
     files.make_durable(staged)
+    day = lake.day_folder(record.day).name
+    kept = lake.links.keep_files(day, record.written_at) if keep else None
     try:
         with unread:
             files.write_new(staged / RECORD, encode_erasure(record))
-            finish_erasure(lake)
+            if kept is not None:
+                lake.links.point_to_kept(day, kept)
+            finish_erasure(lake, keep=keep)
     except LakeBusy:
+        if kept is not None:
+            files.remove(kept)
+            files.remove_if_empty(lake.retired)
         files.remove(staged)
         files.remove_if_empty(lake.staging)
         raise
     lake.erasures.load()
 
 
-def finish_erasure(lake: LakeLayout) -> Erasure | None:
+def finish_erasure(lake: LakeLayout, *, keep: bool = False) -> Erasure | None:
     """Finish the erasure that is staged in a lake, from wherever it was interrupted; None if there is none.
+    Without `keep` no replaced files of its day stay.
 
     An incomplete one is removed. Nobody else may read or replace the files of the day meanwhile.
     """
@@ -82,10 +96,12 @@ def finish_erasure(lake: LakeLayout) -> Erasure | None:
             files.place(new, live)
     if not (lake.erased / lake.erasures.names(record.number)[0]).exists():
         put_record(lake, record, (staged / TOMBSTONES).read_bytes())
-    # The old files hold what was to be erased: unlike after a compaction, none are kept.
+    if (lake.packets / day).exists():
+        lake.links.current(day)
+    # The old files hold what was to be erased.
     for old in list(retired(lake)):
-        if old.day == day:
-            files.remove(old.folder)
+        if old.day == day and not keep:
+            lake.links.delete_kept(old.folder, day)
     files.remove_if_empty(lake.retired)
     for root in (lake.packets, lake.quarantine):
         # What came into the folder of the day since it was written anew is not the lake's.

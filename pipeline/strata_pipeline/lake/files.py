@@ -18,13 +18,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 from strata_pipeline.errors import LakeBusy, LakeError
 
 __all__ = [
+    "WRITER_OPTIONS",
     "awaited",
     "count",
     "exchange",
+    "free_name",
     "is_abandoned",
     "is_occupied",
     "locked",
@@ -219,12 +222,18 @@ def settle(source: Path, target: Path) -> None:
 def move(source: Path, folder: Path, name: str) -> Path:
     """Rename into a folder, under a name or, if that is taken, the name and a number; return the new path."""
     make_folder(folder)
-    target, number = folder / name, 1
-    while target.exists():
-        target, number = folder / f"{name}.{number}", number + 1
+    target = free_name(folder, name)
     os.rename(source, target)
     sync(folder)
     sync(source.parent)
+    return target
+
+
+def free_name(folder: Path, name: str) -> Path:
+    """The path in a folder under a name or, if that is taken, the name and a number."""
+    target, number = folder / name, 1
+    while target.exists():
+        target, number = folder / f"{name}.{number}", number + 1
     return target
 
 
@@ -241,6 +250,14 @@ def exchange(one: Path, other: Path) -> None:
         os.rename(aside, other)
     sync(one.parent)
     sync(other.parent)
+
+
+WRITER_OPTIONS: Final = {
+    "parquet.summary.metadata.level": "NONE",
+    "parquet.bloom.filter.enabled": "false",
+}
+"""Options with which Spark writes the files of a lake, whatever its cluster sets: no `_metadata` beside them,
+and no filters in them, by which readers could miss rows that checks of a lake find."""
 
 
 def without_notes(folder: Path) -> None:

@@ -50,7 +50,13 @@ _SIGNED: Final = {4: 17, 8: 18}
 """What other programs than ours declare numbers of so many bytes as."""
 _OF_SPARK: Final = b"org.apache.spark.sql.parquet.row.metadata"
 """The note from which Spark takes the columns of a file, if it is there, instead of from the schema."""
-_TO_SPARK: Final = {"long": INT64, "integer": INT32, "string": BYTES, "binary": BYTES}
+_TO_SPARK: Final = {
+    "long": INT64,
+    "integer": INT32,
+    "string": BYTES,
+    "string collate UTF8_BINARY": BYTES,  # the same, as a Spark Connect server writes it
+    "binary": BYTES,
+}
 _MAGIC: Final = b"PAR1"
 _MOST_BYTES: Final = 8 * 2**20
 """The most bytes of a footer. One with a hundred row groups, and with values of 4 KiB each, has three."""

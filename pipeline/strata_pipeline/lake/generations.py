@@ -1,24 +1,25 @@
 """Replacing the files of a day by others with the same rows, and what happens to the old ones.
 
 A job that plans to read a day holds the names of its files. So the old files leave the table's folder in one
-step, while none of our own jobs reads. They stay in `_retired` for processes that have them open, and a later
-run deletes them.
+step, while none of our own jobs reads. Other readers find them by the day's links (`day_links`), until a
+later run deletes them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from strata.protocol.lake import day_text
+from strata.protocol.lake import day_text, parse_day
 
-from strata_pipeline.errors import LakeError
+from strata_pipeline.errors import LakeBusy, LakeError
 from strata_pipeline.lake import files
 from strata_pipeline.lake.checking import Unit, unit_faults
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import span_over
-from strata_pipeline.lake.retired import retire, retired
+from strata_pipeline.lake.retired import retired
 
 __all__ = ["Check", "check_day", "check_own", "delete_retired", "replace_day", "staged_day"]
 
@@ -43,8 +44,9 @@ def staged_day(lake: Lake, day: int) -> Path:
 def replace_day(lake: Lake, day: int, staged: Path, patience: float, check: Check = unit_faults) -> Path:
     """Replace a day's files by new ones, which were written into the folder of `staged_day`.
 
-    Return the folder of the old ones. Raises `LakeError` if the new files do not hold what the manifests say,
-    and `LakeBusy` if jobs still read the lake after `patience` seconds; then the day stays as it is.
+    Return the folder in which the old ones stay. Raises `LakeError` if the new files do not hold what the
+    manifests say, and `LakeBusy` if jobs still read the lake after `patience` seconds; then the day stays as
+    it is.
     """
     manifests = lake.erasures.told(lake.chain.of_day(day))
     unit = Unit(manifests, [staged], lake.folders_of_day(lake.quarantine, day))
@@ -55,22 +57,36 @@ def replace_day(lake: Lake, day: int, staged: Path, patience: float, check: Chec
         files.remove_if_empty(lake.staging)
         raise
     files.make_durable(staged.parent)
-    with lake.unread(patience):
-        files.exchange(lake.day_folder(day), staged.parent)
-    retired = retire(lake, staged.parent, lake.day_folder(day).name)
+    folder = lake.day_folder(day)
+    kept = lake.links.keep_files(folder.name, int(time.time()))
+    try:
+        with lake.unread(patience):
+            lake.links.point_to_kept(folder.name, kept)
+            files.exchange(folder, staged.parent)
+            lake.links.current(folder.name)
+    except LakeBusy:
+        files.remove(kept)
+        files.remove_if_empty(lake.retired)
+        raise
+    files.remove(staged.parent)
     files.remove_if_empty(lake.staging)
-    return retired
+    return kept
 
 
-def delete_retired(lake: Lake, now: int, grace: int) -> int:
+def delete_retired(lake: Lake, now: int, grace: int, erased_grace: int = 0) -> int:
     """Delete the files that were replaced `grace` seconds before `now` or earlier; return how many folders.
 
-    Files of a day are deleted only if the day itself is there.
+    Those that hold what was erased since are deleted `erased_grace` seconds after the erasure. Files of a day
+    are deleted only if the day itself is there.
     """
     deleted = 0
     for one in list(retired(lake)):
-        if now - one.at >= grace and (lake.packets / one.day).is_dir():
-            files.remove(one.folder)
+        erased = [
+            record.written_at for record in lake.erasures.of_day(parse_day(one.day.removeprefix("day=")))
+        ]
+        is_due = now - one.at >= grace or any(one.at <= at <= now - erased_grace for at in erased)
+        if is_due and (lake.packets / one.day).is_dir():
+            lake.links.delete_kept(one.folder, one.day)
             deleted += 1
     files.remove_if_empty(lake.retired)
     return deleted

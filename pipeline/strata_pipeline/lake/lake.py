@@ -86,6 +86,8 @@ class Lake(LakeLayout):
                     f"bring {lake.manifests_folder.name} back from a copy of the lake"
                 )
             lake.moved += recover_batches(lake)
+            with contextlib.suppress(LakeBusy), files.locked(lake.root / _DAYS_LOCK):
+                lake.links.mend()
             yield lake
 
     @classmethod
@@ -100,6 +102,7 @@ class Lake(LakeLayout):
             lake.moved += recover_days(lake)
             lake._make_readers_lock()
             lake.load()
+            lake.links.mend()
             yield lake
 
     @contextlib.contextmanager

@@ -5,7 +5,8 @@ quarantine/day=2026-11-21/batch=<first>-<last>/part-….parquet
 _manifests/0000000000.json, 0000000001.json, …
 _manifests/days/2026-11-21.json                       summaries of finished days
 _staging/batch=…, _staging/day=…, _staging/erasure    what is being written
-_retired/day=2026-11-21.<Unix seconds>                files of a day that compaction has replaced
+generations/day=2026-11-21/<Unix seconds>             a link to each set of files of a day (see `day_links`)
+_retired/day=2026-11-21.<Unix seconds>                files of a day that were replaced
 _aside/                                               visible folders that belonged to no manifest
 _erased/0000000000.json, 0000000000.jsonl             what was erased since (see `erasures`)
 _witnesses/0000000000-<hash>.csv                      when other relays received packets (see `witnesses`)
@@ -23,6 +24,7 @@ from strata.protocol.lake import WITNESSES, Manifest, Span, day_text, encode, wi
 
 from strata_pipeline.lake import files
 from strata_pipeline.lake.chain import manifest_name
+from strata_pipeline.lake.day_links import DayLinks
 from strata_pipeline.lake.erasures import Erasures
 from strata_pipeline.lake.state import LakeState
 from strata_pipeline.lake.stores.records import DiskRecords
@@ -77,6 +79,7 @@ class LakeLayout(LakeState):
         self.aside = root / "_aside"
         self.erased = root / "_erased"
         self.witnesses_folder = root / WITNESSES
+        self.links = DayLinks(root)
         super().__init__(
             str(root),
             DiskRecords(self.manifests_folder),
@@ -87,7 +90,9 @@ class LakeLayout(LakeState):
     def publish(self, manifest: Manifest) -> None:
         """Put the staged folders and witnesses of a batch in place, and append its sealed manifest to the
         chain."""
-        staged = self.staged_batch(manifest.span)
+        staged, day = self.staged_batch(manifest.span), self.day_folder(manifest.span.day).name
+        if (staged / self.packets.name).exists() and self.links.newest(day) is None:
+            self.links.current(day)  # first: whoever reads by links must not miss a day
         for root in (self.packets, self.quarantine):
             if (staged / root.name).exists():
                 files.place(staged / root.name, root / batch_path(manifest.span))

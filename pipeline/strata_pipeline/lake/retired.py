@@ -1,4 +1,4 @@
-"""Files of days that were replaced, which stay in `_retired` for processes that have them open.
+"""Files of days that were replaced, which stay in `_retired` for readers that have begun.
 
 Later they are deleted, but only what is the lake's own: a folder with the name that this program gives it, in
 which readers see batches and nothing else. An operator may have put something beside these folders.

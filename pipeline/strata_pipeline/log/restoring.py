@@ -140,14 +140,17 @@ BEGIN
         SELECT packet_id, sequence, "timestamp", body
         FROM {table} WHERE {those} AND author_id = '' AND body <> ''
         ON CONFLICT DO NOTHING;
-    -- An id, or an equivalence key, stays with the place that it was first seen at. Of a damaged row nothing
-    -- is known: a relay takes the packet again, should somebody still have it.
+    -- An id stays with the place that it was first seen at. An equivalence key goes with the last packet that
+    -- has it: the relay stored that one because the one before was gone. Of a damaged row nothing is known: a
+    -- relay takes the packet again, should somebody still have it.
+    DELETE FROM packet_ids WHERE packet_id = ANY (ARRAY(SELECT equivalence_key FROM {table} WHERE {those}));
     INSERT INTO packet_ids (packet_id, sequence, received_at)
-        SELECT known.id, sequence, coalesce(witnessed_at, received_at)
-        FROM {table} CROSS JOIN LATERAL (VALUES (packet_id), (equivalence_key)) AS known (id)
+        SELECT DISTINCT ON (known.id) known.id, sequence, coalesce(witnessed_at, received_at)
+        FROM {table} CROSS JOIN LATERAL (VALUES (packet_id, sequence), (equivalence_key, -sequence))
+            AS known (id, preferred)
         WHERE {those} AND known.id IS NOT NULL AND (author_id <> '' OR annotation IS NULL)
             AND NOT EXISTS (SELECT FROM packet_ids AS i WHERE i.packet_id = known.id)
-        ORDER BY sequence
+        ORDER BY known.id, known.preferred
         ON CONFLICT DO NOTHING;
     UPDATE log_head SET
         last_sequence = {up_to},

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from strata.protocol.lake import Manifest, StoredObject
 from strata_pipeline.cli import app
+from strata_pipeline.cli.audit import _tell
 from strata_pipeline.errors import LakeBusy, LakeError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import Audited, audit
@@ -210,7 +211,9 @@ def two_batches(lake: ObjectLake) -> int:
     return sum(manifest.body_bytes for manifest in lake.manifests[:2]) + 100
 
 
-def test_a_compacted_lake_holds_the_same_for_all_who_read_it(spark, original, copied, new_log, tmp_path):
+def test_a_compacted_lake_holds_the_same_for_all_who_read_it(
+    spark, original, copied, new_log, tmp_path, capsys
+):
     url, lake = original[0], copied()
     with pytest.raises(LakeError, match="there is no lake"):
         compact(spark, f"{lake.place}-nowhere")
@@ -220,6 +223,9 @@ def test_a_compacted_lake_holds_the_same_for_all_who_read_it(spark, original, co
     audited = audit(spark, lake.place, url=url)
     assert audited.holds and (audited.packets, audited.quarantined) == (39, 1)
     assert audited.left_behind == done.files_before  # they stay for a day
+    _tell(audited)
+    said = f"{done.files_before} objects were replaced, or left by interrupted writers: archive, compact and"
+    assert said in capsys.readouterr().out
     assert audit(spark, lake.place, since=lake.manifests[1].hash).holds
     assert restore(spark, new_log(), lake.place).packets == 39  # each batch checked against its manifest
     assert copy_lake(lake.place, tmp_path).tip == lake.tip and faults(tmp_path) == []

@@ -192,6 +192,37 @@ async def _go_on(url):
         assert [row["packet_id"] for row in kept[0]] == [identity(0).digest]
 
 
+def test_a_key_that_was_taken_over_is_restored_with_the_packet_that_has_it(
+    spark, log_url, empty_url, tmp_path
+):
+    """Within a batch, and from one day to the next."""
+
+    def stating(number: int, expires_at: int | None) -> packets.Packet:
+        return packets.build(
+            relay_logs.author(0),
+            attestation(1).content,
+            timestamp=TODAY,
+            nonce=str(number),
+            expires_at=expires_at,
+        )
+
+    asyncio.run(
+        fill(
+            log_url,
+            [
+                (TODAY - 2 * DAY, [stating(1, TODAY - 2 * DAY + 1), make(1)]),
+                (TODAY - 2 * DAY + 9, [stating(2, TODAY - DAY), make(2)]),
+                (TODAY + 5, [stating(3, None)]),
+            ],
+        )
+    )
+    original = asyncio.run(tables_of(log_url))
+    assert len(original["packets"]) == 5 and len(original["packet_ids"]) == 6
+    archive(spark, log_url, tmp_path / "lake")
+    restore(spark, empty_url, tmp_path / "lake")
+    assert asyncio.run(tables_of(empty_url)) == original
+
+
 @pytest.mark.parametrize("step", ["staged", "after the log"])
 def test_whatever_was_cut_off_a_rerun_completes_it(spark, original, empty_url, lake, monkeypatch, step):
     monkeypatch.setattr(checking, "_CHUNK_ROWS", 1)  # so that each batch is staged separately

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
+from strata_pipeline.databases import database_of
 from strata_pipeline.errors import LakeBusy, LakeError
+from strata_pipeline.lake.delta import publish
 from strata_pipeline.lake.generations import delete_retired, replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 
@@ -16,13 +25,16 @@ from tests.support.toy_lakes import (
     compacted,
     faults,
     files_below,
+    newest_files,
     place,
     read,
+    rows_in,
     rows_table,
     staged,
     write_batch,
 )
 
+AHEAD: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1, "use_threads": False}
 ALL = [place(n) for n in (1, 2, 3, 4)] + [place(1, DAY + 1)]
 
 
@@ -64,6 +76,70 @@ def test_what_is_not_ours_or_still_needed_is_not_deleted(path):
         (path / "elsewhere").rename(lake.day_folder(DAY))
         assert delete_retired(lake, 2**40, 0) == 1
         assert len(list((path / "_retired").iterdir())) == 3
+
+
+def _with_pyarrow(path: Path) -> Iterator[pa.RecordBatch]:
+    yield from pads.dataset(newest_files(path), partitioning="hive").to_batches(["sequence"], **AHEAD)
+
+
+def _with_polars(path: Path) -> Iterator[pa.RecordBatch]:
+    scan = pl.scan_parquet(newest_files(path), hive_partitioning=True).select("sequence")
+    assert scan.collect_schema()
+    yield pa.RecordBatch.from_pydict({"sequence": []})
+    yield from scan.collect().to_arrow().to_batches()
+
+
+def _with_view(path: Path) -> Iterator[pa.RecordBatch]:
+    database = database_of(path)
+    database.execute("SET threads = 1")
+    database.execute("SET VARIABLE lake_files = (SELECT list(file) FROM files)")
+    yield from database.sql("SELECT sequence FROM packets").to_arrow_reader(1)
+
+
+def _with_delta(path: Path) -> Iterator[pa.RecordBatch]:
+    yield from DeltaTable(path / "generations").to_pyarrow_dataset().to_batches(["sequence"], **AHEAD)
+
+
+@pytest.mark.parametrize("read_with", [_with_pyarrow, _with_polars, _with_view, _with_delta])
+def test_who_has_begun_finishes_within_the_grace_and_who_begins_meanwhile_reads_each_row_once(
+    tmp_path, read_with
+):
+    for number in range(40):  # more files than any reader opens ahead
+        write_batch(tmp_path, [2 * number + 1, 2 * number + 2])
+    write_batch(tmp_path, [1], day=DAY + 1)
+    expected = read(tmp_path)
+    publish(Lake.open(tmp_path))
+    begun = read_with(tmp_path)
+    found = [next(begun)]
+    with Lake.replace(tmp_path) as lake:
+        retired = replace(lake)
+    assert len(lake.batches(DAY)) == 1
+    publish(Lake.open(tmp_path), days=[DAY])
+    meanwhile = [batch for batch in read_with(tmp_path)]
+    with Lake.replace(tmp_path) as lake:  # again: three generations
+        replace(lake)
+    found += begun
+    for batches in (found, meanwhile):
+        assert sorted(n for one in batches for n in one["sequence"].to_pylist()) == expected
+    with Lake.replace(tmp_path) as lake:
+        assert delete_retired(lake, 2**40, 0) == 2
+    assert not retired.exists() and len(list((tmp_path / "generations" / "day=2024-10-04").iterdir())) == 1
+    assert rows_in(newest_files(tmp_path)) == expected == read(tmp_path) and faults(tmp_path) == []
+
+
+def test_links_are_made_again_where_a_copy_lacks_them_or_has_files_in_their_place(path, tmp_path_factory):
+    copy = tmp_path_factory.mktemp("copies") / "copy"
+    with Lake.replace(path) as lake:
+        replace(lake)
+    for given in (path, shutil.copytree(path, copy)):  # which follows links
+        with Lake.replace(given):
+            pass
+        links = list((given / "generations").glob("day=*/*"))
+        assert all(one.is_symlink() for one in links) and rows_in(newest_files(given)) == ALL
+        shutil.rmtree(given / "generations")
+        with Lake.write(given):
+            pass
+        assert rows_in(newest_files(given)) == ALL
 
 
 @pytest.mark.parametrize("name", ["README", "more.parquet", f"batch={place(1, DAY + 1)}-{place(2, DAY + 1)}"])

@@ -15,7 +15,17 @@ from strata_pipeline.lake.migration import migrate_chain
 
 from tests.support.file_faults import Killed, counted
 from tests.support.object_lakes import erased
-from tests.support.toy_lakes import DAY, compacted, faults, place, read, staged, write_batch
+from tests.support.toy_lakes import (
+    DAY,
+    compacted,
+    faults,
+    newest_files,
+    place,
+    read,
+    rows_in,
+    staged,
+    write_batch,
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +71,7 @@ def recover(path: Path) -> None:
     [(prepare_commit, True), (prepare_compaction, True), (prepare_compaction, False)],
 )
 def test_killed_at_every_call_nothing_is_lost_and_nothing_is_half(original, tmp_path, prepare, at_once):
-    whole = shutil.copytree(original, tmp_path / "whole")
+    whole = shutil.copytree(original, tmp_path / "whole", symlinks=True)
     act = prepare(whole)
     with counted(at_once=at_once) as calls:
         act()
@@ -76,12 +86,16 @@ def test_killed_at_every_call_nothing_is_lost_and_nothing_is_half(original, tmp_
     unseen = 0
     known: set[Tree] = set()
     for last in range(steps):
-        path = shutil.copytree(original, tmp_path / f"at-{last}")
+        path = shutil.copytree(original, tmp_path / f"at-{last}", symlinks=True)
         act = prepare(path)
+        opened = newest_files(path)
         with counted(last, at_once=at_once), pytest.raises(Killed):
             act()
         if is_known(path, known):
             continue
+        # Who reads by the links finds a day even between two renames, and can open what was found before.
+        assert rows_in(newest_files(path)) in (BEFORE, after[0]), (last, calls.names[last])
+        assert rows_in(opened) == BEFORE, (last, calls.names[last])
         seen = read(path)
         if prepare is prepare_compaction and not at_once and seen == [n for n in BEFORE if n > place(6)]:
             unseen += 1  # between two renames the whole day is missing, not a part of it
@@ -90,8 +104,10 @@ def test_killed_at_every_call_nothing_is_lost_and_nothing_is_half(original, tmp_
         kill_recovery_everywhere(path, tmp_path / "again", after, at_once, known)
         recover(path)
         assert read(path) in (BEFORE, after[0]) and faults(path) == []
+        assert rows_in(opened) == BEFORE and rows_in(newest_files(path)) == read(path)
         prepare_again(path, prepare)
         assert (read(path), read(path, "quarantine")) == after
+        assert rows_in(opened) == BEFORE and rows_in(newest_files(path)) == after[0]
         assert faults(path) == [] and not (path / "_staging").exists()
         assert not (path / "_aside").exists()
         shutil.rmtree(path)
@@ -109,13 +125,13 @@ def test_a_migration_killed_at_every_call_leaves_the_old_chain_or_the_new_one(
     if is_erased:
         erase_from_later_days(original, in_memory)
     rows = read(original)
-    whole = shutil.copytree(original, tmp_path / "whole")
+    whole = shutil.copytree(original, tmp_path / "whole", symlinks=True)
     with counted(at_once=at_once) as calls:
         prepare_migration(whole)()
     tips = {Lake.open(original).tip, Lake.open(whole).tip}
     assert len(tips) == 2 and len(calls.names) > 8
     for last in range(len(calls.names)):
-        path = shutil.copytree(original, tmp_path / f"at-{last}")
+        path = shutil.copytree(original, tmp_path / f"at-{last}", symlinks=True)
         with counted(last, at_once=at_once), pytest.raises(Killed):
             prepare_migration(path)()
         recover(path)
@@ -152,7 +168,10 @@ def is_known(path: Path, known: set[Tree]) -> bool:
     """Whether a lake equals one that was checked before; if so, it is removed. Retired days are named by the
     clock."""
     found = frozenset(
-        (re.sub(r"_retired/([^.]+)\.\d+", r"_retired/\1", str(file.relative_to(path))), file.stat().st_size)
+        (
+            re.sub(r"(_retired/[^.]+\.|generations/[^/]+/)[1-9]\d+", r"\1", str(file.relative_to(path))),
+            file.lstat().st_size,
+        )
         for file in path.rglob("*")
         if "lock" not in file.name
     )
@@ -169,7 +188,7 @@ def kill_recovery_everywhere(
     """Kill the next start as well, at each of its calls."""
     last = 0
     while True:
-        shutil.copytree(path, copy)
+        shutil.copytree(path, copy, symlinks=True)
         with counted(last, at_once=at_once):
             try:
                 recover(copy)

@@ -14,7 +14,7 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import batch_path
 from strata_pipeline.lake.retired import not_retired
 
-from tests.support.toy_lakes import DAY, place, write_batch
+from tests.support.toy_lakes import DAY, newest_files, place, read, rows_in, write_batch
 
 NAME = f"day={day_text(DAY)}"
 BATCH = batch_path(Span(0, place(2)))
@@ -40,6 +40,25 @@ def test_only_the_lakes_own_is_deleted_after_the_grace(lake):
     assert [one.name for one in not_retired(lake)] == OTHERS
     assert delete_retired(lake, 2**40, 0) == 2
     assert sorted(one.name for one in lake.retired.iterdir()) == OTHERS
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_readers_of_a_day_that_is_erased_from_finish_within_a_grace_that_was_given(lake, keep):
+    begun, at = newest_files(lake.root), 1_800_000_000
+    staged = lake.staged_erasure / "packets" / NAME
+    for file in (lake.packets / NAME).rglob("*.parquet"):
+        new = (staged / file.relative_to(lake.packets / NAME)).with_name("new.parquet")
+        new.parent.mkdir(parents=True)
+        shutil.copyfile(file, new)
+    record = lake.erasures.next(DAY, at, [], b"")
+    mark(staged, record.number)
+    place_erasure(lake, record, b"", contextlib.nullcontext(), keep=keep)
+    assert all(Path(one).exists() == (keep or NAME not in one) for one in begun)
+    assert delete_retired(lake, at + 99, 2**40, 100) == 0
+    assert delete_retired(lake, at + 100, 2**40, 100) == (3 if keep else 0)
+    assert sorted(one.name for one in lake.retired.iterdir()) == OTHERS
+    assert {Path(one).exists() for one in begun if NAME in one} == {False}
+    assert rows_in(newest_files(lake.root)) == read(lake.root)
 
 
 def test_an_erasure_deletes_only_the_lakes_own(lake):

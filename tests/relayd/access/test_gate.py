@@ -293,6 +293,10 @@ def test_one_address_connects_only_so_often():
         ([], None),
         (["https://good.example"], None),
         (["HTTPS://Good.Example"], None),
+        (["https://good.example:443"], None),
+        (["https://good.example:80"], (403, "origin")),
+        (["https://good.example/"], (403, "origin")),
+        (["https://user@good.example"], (403, "origin")),
         (["https://good.example:8443"], (403, "origin")),
         (["https://good.example.evil.example"], (403, "origin")),
         (["http://good.example"], (403, "origin")),
@@ -316,6 +320,9 @@ def test_pages_of_other_origins_are_refused_where_origins_are_listed(origins, ex
         ("http://[2001:db8::1]:7447", "[2001:db8::1]:7447", None),
         ("http://localhost:7447", "localhost:7447", None),
         ("https://relay.example", "10.0.0.1", None),  # a proxy sends its own Host
+        ("http://192.0.2.9", "192.0.2.9:80", None),
+        ("http://[2001:db8::1]", "[2001:DB8:0::1]", None),
+        ("http://relay.example", "10.0.0.1", None),
         ("http://192.0.2.9:7447", "192.0.2.9", (403, "origin")),
         ("http://192.0.2.9:7447", "192.0.2.8:7447", (403, "origin")),
         ("ftp://192.0.2.9", "192.0.2.9", (403, "origin")),
@@ -333,6 +340,29 @@ def test_the_relays_own_page_may_connect_whatever_origins_are_listed(origin, hos
     headers = Headers([("Origin", origin), ("Host", host)])
     assert judged(access(**settings), "192.0.2.1", headers) == expected
     assert judged(access(**settings, console=False), "192.0.2.1", headers) == (403, "origin")
+
+
+@pytest.mark.parametrize(
+    ("listed", "origin"),
+    [
+        ("https://app.example:443", "https://app.example"),
+        ("http://APP.example:80", "http://app.example"),
+        ("https://bücher.example", "https://xn--bcher-kva.example"),
+        ("https://[2001:DB8:0:0::1]:443", "https://[2001:db8::1]"),
+        ("null", "null"),
+    ],
+)
+def test_origins_are_compared_as_browsers_write_them(listed, origin):
+    other = Headers({"Origin": "https://other.example"})
+    doors = access(allowed_origins=(listed,))
+    assert judged(doors, "192.0.2.1", Headers({"Origin": origin})) is None
+    assert judged(doors, "192.0.2.1", other) == (403, "origin")
+    if origin == "null":
+        return
+    place = listed.partition("://")[2]
+    own = access(allowed_origins=("https://good.example",), public_url=f"wss://me@{place}/strata")
+    assert judged(own, "192.0.2.1", Headers({"Origin": origin, "Host": "x"})) is None
+    assert judged(own, "192.0.2.1", other) == (403, "origin")
 
 
 def test_a_reload_changes_grants_and_origins_and_keeps_what_is_spent():

@@ -237,7 +237,7 @@ class Rig:
         queue, self.log.queue = self.log.queue, []
         entries = []
         for packet, request in queue:
-            if not self.admission.still_admitted(request):
+            if not self.admission.still_admitted(request, self.now):
                 continue
             entry = self.log.append(packet, self.now)
             if entry is not None:

@@ -177,6 +177,33 @@ async def test_the_log_is_read_once_for_an_identity_and_the_feed_brings_the_rest
     assert len(rig.log.reads) == reads
 
 
+@pytest.mark.req("R-241", "R-242")
+async def test_what_another_process_commits_meanwhile_counts_when_a_packet_is_appended(rig):
+    peer = Peer()
+    for number in range(3):
+        rig.publish(peer, edge(number, 0.9), str(number))
+    await rig.queued(3)
+    rig.elsewhere(edge(7, 0.9), edge(8, 0.9), edge(0, 0.9))  # the last one is sent to both processes
+    assert sorted(await rig.answers(peer, 3)) == [
+        ("0", "duplicate"),
+        ("1", ErrorCode.RATE_LIMITED),
+        ("2", ErrorCode.RATE_LIMITED),
+    ]
+    assert peer.errors["1"].detail == "trust_budget"
+    rig.now += 86_400
+    assert (await outcomes(rig, *(edge(n, 0.9, at=rig.now) for n in range(20, 23))))[0] == ["ok"] * 3
+
+
+@pytest.mark.req("R-242")
+async def test_a_packet_whose_author_s_acts_left_memory_on_its_way_may_be_published_again(rig):
+    peer = Peer()
+    rig.publish(peer, edge(1, 0.9), "m")
+    await rig.queued(1)
+    rig.budgets._known.clear()
+    assert await rig.answers(peer, 1) == [("m", ErrorCode.INTERNAL_ERROR)]
+    assert (await outcomes(rig, *(edge(n, 0.9) for n in range(1, 4))))[0] == ["ok"] * 3
+
+
 async def test_of_many_identities_the_ones_that_were_quiet_longest_are_read_again(rig, monkeypatch):
     monkeypatch.setattr("relayd.admission.budgets._MAX_AUTHORS", 2)
     authors = [Identity(bytes([n]) * 32) for n in range(1, 5)]

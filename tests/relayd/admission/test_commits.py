@@ -82,6 +82,16 @@ def test_a_row_that_the_database_refuses_is_answered_and_does_not_reach_the_feed
     assert [line["event"] for line in lines] == ["row_refused"]
 
 
+@pytest.mark.req("R-113")
+def test_a_packet_that_states_what_was_erased_is_refused(commits, said):
+    erased = Disposition(AppendOutcome.ERASED, 3, NOW - 9)
+    commits.committed(Appended(6, [erased]), [(row(1), "again")], 0.001)
+    assert said[:2] == [
+        ("error", "again", ErrorCode.POLICY_REJECTED, "duplicate_of"),
+        ("feed", 6, []),
+    ]
+
+
 @pytest.mark.req("R-200")
 async def test_a_packet_that_was_not_stored_in_time_is_answered_and_written(commits, said):
     commits.not_stored(cast(Any, "late"))

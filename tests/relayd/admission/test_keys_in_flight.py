@@ -539,3 +539,21 @@ async def test_events_of_an_author_with_many_keys_are_judged_on_a_thread(rig, ju
     rig.publish(peer, made(1), "post")
     assert await rig.answers(peer, 2) == [("event", "ok"), ("post", "ok")]
     assert judged == [("KEY_EVENT", False), ("POST", False)]
+
+
+@pytest.mark.req("R-074", "R-099", "R-337")
+@pytest.mark.parametrize("steps", [(7200, 0), (0, 7200)])
+async def test_a_packet_is_stored_only_if_it_is_valid_as_of_the_time_that_the_log_gives(rig, steps):
+    """The clock steps between the checks and the append: what was valid then is not valid now."""
+    peer = Peer()
+    checked_at, stored_at = (NOW + step for step in steps)
+    rig.publish(peer, added(valid_from=checked_at), "add")
+    await rig.answers(peer, 1)
+    rig.now = checked_at
+    signer = ALICE_2 if checked_at > stored_at else ALICE
+    expires_at = NOW + 3600 if stored_at > checked_at else None
+    rig.publish(peer, signed(signer, {"type": "POST"}, expires_at=expires_at), "post")
+    await rig.queued(1)
+    rig.now = stored_at
+    code = ErrorCode.KEY_NOT_YET_VALID if checked_at > stored_at else ErrorCode.PACKET_EXPIRED
+    assert (await rig.answers(peer, 2))[-1] == ("post", code)

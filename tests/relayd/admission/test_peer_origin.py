@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from strata.protocol import packets
-from strata.protocol.errors import InvalidPacket
+from strata.protocol.errors import ErrorCode, InvalidPacket
 
-from relayd.admission.checks import to_store
+from relayd.admission.checks import to_store, weigh
 from relayd.admission.origin import PeerOrigin, check_age, witness_of
+from relayd.policy import Policy
 from tests.support.made_packets import new_identity
 
 NOW = 1_760_000_000
@@ -80,3 +83,20 @@ def test_what_a_peer_brings_is_stored_with_its_witness_and_its_peer():
     assert (theirs.witnessed_at, theirs.ingest_peer) == (NOW - 5, 7)
     ours = to_store(made, None)
     assert (ours.witnessed_at, ours.ingest_peer, ours.body) == (None, None, theirs.body)
+
+
+@pytest.mark.req("R-360", "R-379")
+@pytest.mark.parametrize("types", [(), ("POST", "NOTE"), ("NOTE",)])
+@pytest.mark.parametrize("with_others", [True, False])
+@pytest.mark.parametrize("with_own", [True, False])
+def test_a_peer_brings_nothing_that_it_was_not_asked_for(types, with_others, with_own):
+    made = packet(0)
+    authors = ["did:strata:zOther"] * with_others + [made.author_id] * with_own
+    asked = dataclasses.replace(origin(NOW), types=frozenset(types), authors=frozenset(authors))
+    is_asked = types != ("NOTE",) and (with_own or not with_others)
+    try:
+        weigh(made, Policy(), NOW, max_age_seconds=DAY, origin=asked, witness=NOW)
+    except InvalidPacket as error:
+        assert (is_asked, error.code, error.detail) == (False, ErrorCode.POLICY_REJECTED, "not_asked_for")
+    else:
+        assert is_asked

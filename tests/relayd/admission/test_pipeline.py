@@ -279,6 +279,23 @@ async def test_a_chain_has_room_for_so_many_bytes_and_for_a_revocation(rig):
     assert (await rig.answers(peer, 67))[-1] == ("revoke", "ok")
 
 
+async def test_a_chain_that_another_process_fills_meanwhile_has_no_room(rig):
+    def note(n: int) -> Packet:
+        content = {"type": "KEY_EVENT", "event": "NOTE", "key_id": method_id(ALICE.did), "n": n}
+        return signed(ALICE, content | {"x": "x" * 15_900}, timestamp=NOW + n)
+
+    peer = Peer()
+    for rig.now in range(NOW, NOW + 63):
+        rig.publish(peer, note(rig.now - NOW), str(rig.now))
+        await rig.answers(peer, rig.now - NOW + 1)
+    rig.now += 1
+    rig.publish(peer, note(64), "last")
+    await rig.queued(1)
+    rig.elsewhere(note(65))
+    assert (await rig.answers(peer, 64))[-1] == ("last", ErrorCode.POLICY_REJECTED)
+    assert peer.errors["last"].detail == "too_many_key_bytes"
+
+
 async def test_only_packets_that_cost_little_are_read_on_the_loop(rig, monkeypatch):
     read_on: list[threading.Thread] = []
 

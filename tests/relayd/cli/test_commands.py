@@ -24,6 +24,7 @@ from relayd.config import Settings
 from relayd.process import daemon
 from relayd.store.types import StoreUnavailable
 from relayd.version import VERSION
+from tests.support.waiting import wait_until
 
 SEED = "ab" * 32
 DID = "did:strata:zAlice"
@@ -186,6 +187,8 @@ def test_the_settings_in_effect_are_a_settings_file_without_secrets(tmp_path):
     assert done.exit_code == 0
     assert "port = 1234\n" in done.stdout
     assert SEED not in done.stdout
+    latin = relayd("check-config", "--json", env={"RELAYD_DATA_DIR": os.fsdecode(b"/caf\xe9")})
+    assert json.loads(latin.stdout)["data_dir"] == "/caf?"
     as_json = json.loads(relayd("check-config", "--json", env={"RELAYD_CONFIG": str(file)}).stdout)
     assert (as_json["port"], as_json["retention_days"], as_json["database_url"]) == (1234, 7, None)
 
@@ -286,15 +289,14 @@ def test_a_relay_without_a_standard_stream_gives_its_number_to_no_socket(tmp_pat
 def test_a_relay_that_cannot_tell_where_it_is_serves_all_the_same(monkeypatch):
     from relayd.process.server import print_ready
 
-    forgotten = []
+    forgotten: list[bool] = []
     monkeypatch.setattr("relayd.process.server.forget_stdout", lambda: forgotten.append(True))
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("relayd.process.server.print", full, raising=False)
-    print_ready({"ws": "ws://h/strata"})
-    assert forgotten == [True]
+    with open("/dev/full", "w") as full, structlog.testing.capture_logs() as lines:
+        monkeypatch.setattr(sys, "stdout", full)
+        print_ready({"ws": "ws://h/strata"})
+        wait_until(lambda: lines, "the warning")
+        monkeypatch.undo()
+    assert forgotten and [line["event"] for line in lines] == ["ready_not_told"]
 
 
 @pytest.mark.slow

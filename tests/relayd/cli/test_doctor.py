@@ -14,7 +14,7 @@ from strata.protocol.lake import first_of_day
 from relayd.cli import doctor
 from relayd.cli.doctor import Diagnosis, Verdict, examine
 from relayd.config import Settings
-from relayd.lineage import KnownLog, Lineage, Term
+from relayd.lineage import SKEW_SECONDS, KnownLog, Lineage, Term
 from relayd.store.guard import Guard
 from relayd.store.migrate import latest_revision
 from relayd.store.sizes import Limit, Replica, Server, Sizes
@@ -32,6 +32,7 @@ class FakeStore:
 
     failure: Exception | None = None
     last = first_of_day(DAY) + 1
+    latest = int(NOW) + SKEW_SECONDS
     closed = 0
 
     @classmethod
@@ -46,6 +47,9 @@ class FakeStore:
 
     async def head(self) -> int:
         return self.last
+
+    async def latest_told_at(self) -> int:
+        return self.latest
 
     async def resets(self) -> list[Reset]:
         return self.begun
@@ -112,9 +116,11 @@ async def test_an_unsafe_database_is_a_problem(store):
     assert (found.verdict, found.found) == (Verdict.PROBLEM, "fsync is off")
 
 
-async def test_a_log_that_ends_tomorrow_points_at_the_clock(store):
-    store.last = first_of_day(DAY + 1) + 1
-    assert (await check(Settings(database_url=URL), "log")).verdict is Verdict.WARNING
+async def test_a_log_that_tells_of_the_future_points_at_the_clock_and_at_the_command(store):
+    store.latest = int(NOW) + SKEW_SECONDS + 1
+    found = await check(Settings(database_url=URL), "log")
+    assert found.verdict is Verdict.WARNING
+    assert "clock if it is behind" in found.advice and "relayd mend-times" in found.advice
 
 
 async def test_the_embedded_server_is_neither_started_nor_made(tmp_path):

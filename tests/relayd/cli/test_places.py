@@ -19,7 +19,8 @@ def place(ordinal: int, name: str = "ab") -> PacketPlace:
 
 def test_lines_are_read_in_their_order(tmp_path: Path):
     path = tmp_path / "places.jsonl"
-    path.write_bytes(place_line(place(9)) + b"\n\n" + place_line(place(2)) + b"\r\n" + place_line(place(3)))
+    lines = [place_line(place(9)), b"", place_line(place(2)) + b"\r", place_line(place(3))]
+    path.write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))  # with a byte order mark
     assert read_places(str(path)) == [place(9), place(2), place(3)]
 
 

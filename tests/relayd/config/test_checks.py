@@ -106,7 +106,21 @@ def test_who_may_come_in_is_checked_at_start(variable, value, problem):
     assert problems(None, {f"RELAYD_{variable}": value}) == [problem]
 
 
-@pytest.mark.parametrize("origin", ["https://a.example", "http://a.example:8080", "https://[::1]:1", "null"])
+@pytest.mark.parametrize(
+    "origin",
+    ["https://*.a.example", "https://a..example", "https://me@a.example", "https://a.example:99999",
+     "https://1.2.3", "https://straße.example", "wss://a.example", "https://[::g]", "https://[1.2.3.4]:1"],
+)  # fmt: skip
+def test_an_origin_that_no_browser_sends_is_refused(origin):
+    said = f"allowed_origins: {origin} is not an origin such as https://example.org"
+    assert problems(None, {"RELAYD_ALLOWED_ORIGINS": origin}) == [said]
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://a.example", "http://a.example:8080", "https://[::1]:1", "null", "https://bücher.example:443",
+     "http://10.0.0.1", "http://localhost:3000", "https://my_app.example"],
+)  # fmt: skip
 def test_what_is_an_origin(origin):
     assert load(None, {"RELAYD_ALLOWED_ORIGINS": origin}).allowed_origins == (origin,)
 

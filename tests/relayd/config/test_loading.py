@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 from pathlib import Path
 
@@ -89,6 +90,21 @@ def test_a_file_that_cannot_be_read_is_named(toml, tmp_path, path_text, problem)
     assert problem in found
 
 
+def test_files_of_windows_are_read(tmp_path):
+    file, secret = tmp_path / "c.toml", tmp_path / "secret"
+    file.write_bytes(b'\xef\xbb\xbfport = 1\r\nhost = "a"\r\n')
+    secret.write_bytes(b"\xef\xbb\xbfpostgresql://h/d\r\n")
+    settings = load(file, {"RELAYD_DATABASE_URL_FILE": str(secret)})
+    assert (settings.port, settings.host, settings.database_url) == (1, "a", "postgresql://h/d")
+    file.write_text("port = 1", encoding="utf-16")
+    secret.write_text("postgresql://h/d", encoding="utf-16")
+    said = "the text is UTF-16; save it as UTF-8 (PowerShell: Out-File -Encoding utf8)"
+    assert problems(file, {"RELAYD_DATABASE_URL_FILE": str(secret)}) == [
+        f"{file}: {said}",
+        f"RELAYD_DATABASE_URL_FILE: cannot read {secret}: {said}",
+    ]
+
+
 def test_a_file_that_is_not_utf_8_is_said_to_be_none(tmp_path):
     (tmp_path / "relayd.toml").write_bytes(b"\xff")
     assert problems(tmp_path / "relayd.toml") == [f"{tmp_path}/relayd.toml: not UTF-8"]
@@ -160,6 +176,24 @@ def test_tls_is_switched_on_and_off_by_a_restart_alone(toml, on_at_start):
     found = reloaded(settings)
     assert (found.settings.tls_cert, found.settings.tls_key) == (settings.tls_cert, settings.tls_key)
     assert (found.changed, found.restart_needed) == (("blocked_types",), ("tls_cert", "tls_key"))
+
+
+@pytest.mark.parametrize("kind", ["config", "secret"])
+def test_a_reload_reads_nothing_from_a_pipe(tmp_path, kind):
+    """It was read at the start; now it is empty, or its reader would wait for a writer."""
+    pipe = tmp_path / "pipe"
+    pipe.write_text("blocked_types = ['X']" if kind == "config" else "postgresql://u@h/d")
+    settings = load(pipe) if kind == "config" else load(None, {"RELAYD_DATABASE_URL_FILE": str(pipe)})
+    pipe.unlink()
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigurationError) as found:
+        reloaded(settings)
+    (problem,) = found.value.problems
+    assert problem.startswith(f"{pipe}: not a regular file") and "restart the relay" in problem
+
+
+def test_a_reload_of_no_settings_at_all_is_no_error():
+    assert reloaded(load(Path("/dev/null"))).changed == ()
 
 
 def test_a_reload_reads_secret_files_again_and_never_tells_what_they_hold(tmp_path):

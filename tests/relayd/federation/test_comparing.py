@@ -40,8 +40,9 @@ def outcome(
     upstream: Upstream = WHOLE,
     most: int = 10**6,
     most_refused: int = MOST_REFUSED,
+    lacking: dict[bytes, None] | None = None,
 ) -> ComparisonResult:
-    return full(peer, log, upstream=upstream, most=most, most_refused=most_refused)[0]
+    return full(peer, log, upstream=upstream, most=most, most_refused=most_refused, lacking=lacking)[0]
 
 
 def full(
@@ -51,6 +52,7 @@ def full(
     upstream: Upstream = WHOLE,
     most: int = 10**6,
     most_refused: int = MOST_REFUSED,
+    lacking: dict[bytes, None] | None = None,
 ) -> tuple[ComparisonResult, set[bytes], float]:
     """The result, the packets certainly withheld by the peer, and the virtual seconds that it took."""
     withheld: set[bytes] = set()
@@ -70,6 +72,7 @@ def full(
             lambda: NOW,
             lambda: turns.turn(1),
             most_refused,
+            {} if lacking is None else lacking,
         )
         found = await compare(parts, SINCE, told, withheld.update)
         return found, withheld, asyncio.get_running_loop().time() - began
@@ -274,6 +277,41 @@ def test_refused_packets_that_are_not_remembered_are_not_all_requested_again():
         log.refused.clear()
         outcome(peer, log, most_refused=400)
     assert all(item.packet_id in log.held for item in missing)
+
+
+def test_what_the_peer_does_not_serve_is_compared_once():
+    """It may have refused any number; each would cost hundreds of bytes in each comparison."""
+    random.seed(6)
+    common = [made(n, NOW - 80_000 + n * 4) for n in range(15_000)]
+    only_here = [made(10**6 + n, NOW - 80_000 + n * 6) for n in range(10_000)]
+    peer, log = both([*common, *only_here], common)
+    log.page_items = 5000
+    lacking: dict[bytes, None] = {}
+    first = outcome(peer, log, lacking=lacking)
+    assert (first.have, first.need) == (10_000, 0) and first.bytes > 300_000
+    for _ in range(3):
+        again = outcome(peer, log, lacking=lacking)
+        assert (again.have, again.need, again.rounds, again.is_equal) == (0, 0, 2, True)
+        assert again.bytes < 2000
+    # Once the peer serves some of them, it names them, and they are known here.
+    for item in only_here[:100]:
+        peer.claims[item.packet_id] = item
+    found = outcome(peer, log, lacking=lacking)
+    assert (found.known, found.need) == (100, 0) and len(lacking) == 9900
+    assert outcome(peer, log, lacking=lacking).known == 0 and len(peer.fetched) == 0
+
+
+def test_what_was_refused_and_lost_by_the_peer_is_not_fetched_when_it_is_back():
+    peer, log = both([], items(1, 2))
+    peer.refuses = lambda item: True
+    lacking: dict[bytes, None] = {}
+    assert outcome(peer, log, lacking=lacking).refused == 2
+    lost, peer.claims = peer.claims, {}
+    assert outcome(peer, log, lacking=lacking).have == 2
+    peer.claims = lost
+    for _ in range(2):
+        found = outcome(peer, log, lacking=lacking)
+        assert (found.need, found.refused, found.withheld, found.problem) == (0, 0, 0, None)
 
 
 def test_refused_keys_leave_packets_their_share():

@@ -67,7 +67,7 @@ def test_a_packet_that_waits_holds_up_only_the_cursor():
     intake = Intake("0")
     waiting = intake.add(b"wait", 1, "1")
     for n in range(2, 8193):
-        assert intake.has_room
+        assert intake.has_room and intake.is_half_full is (n > 4096)
         intake.settle(intake.add(bytes(4096), n, str(n)), NOW)
     assert not intake.has_room, "after a restart, all these are read again"
     assert intake.cursor == "0" and intake.cursor_with({waiting}) == "8192"
@@ -96,10 +96,11 @@ def test_packets_that_wait_leave_their_places_to_others():
 
 
 def test_packets_that_wait_are_bounded_by_bytes():
-    intake = Intake(None)
+    intake, half = Intake(None), 0
     while intake.has_room:
+        half += not intake.is_half_full
         intake.wait(intake.add(bytes(2**20), 1, None))
-    assert len(intake) == 32
+    assert (len(intake), half) == (32, 16)
 
 
 PACKET = make(new_identity())

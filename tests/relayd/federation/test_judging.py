@@ -10,6 +10,8 @@ from typing import Any, cast
 import pytest
 from msgspec import Raw
 from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.packets import build
 from strata.relays.connection.queue import QueuedEvent
 
 from relayd.admission.refusals import UNAVAILABLE
@@ -22,7 +24,8 @@ from tests.support.made_packets import make, new_identity
 from tests.support.virtual_time import virtually
 
 NOW = 1_790_000_000
-PACKET = make(new_identity())
+AUTHOR = new_identity()
+PACKET = make(AUTHOR)
 KEY = QueuedEvent(Raw(b'{"author_id": "%s"}' % PACKET.author_id.encode()), NOW, None, None)
 
 
@@ -265,6 +268,14 @@ async def test_keys_of_authors_that_nobody_asked_for_are_not_judged():
     assert taken == 1000 and len(link.submitted) == 2
 
 
+async def test_an_answer_about_keys_brings_nothing_but_keys():
+    link = begun(Keys())
+    link.judging.publish_refused(await next_request(link, 0), NOT_THE_AUTHORS)
+    packet, keys = link.submitted[0], await next_request(link, 1)
+    assert packet.origin is not None and keys.origin is not None
+    assert (packet.origin.types, keys.origin.types) == (frozenset(), IDENTITY_TYPES)
+
+
 FUTURE = InvalidPacket(ErrorCode.TIMESTAMP_IN_FUTURE, "not yet")
 
 
@@ -289,6 +300,56 @@ async def test_packets_from_the_future_hold_up_nothing_behind_them_and_are_not_j
     assert (judged, len(intake), judging.has_room(intake)) == (3000, 0, True)
     assert not judging._resuming
     judging.close()
+
+
+@virtually
+async def test_a_packet_dated_far_ahead_holds_up_reading_for_half_a_window():
+    """It is passed over then, and a comparison fetches it when it is due; others that wait are too."""
+    link, intake = MadeLink(), Intake("0")
+    judging = link.judging
+    early = build(AUTHOR, {"type": "POST"}, timestamp=NOW + 3480)
+    for n in range(9500):
+        async with asyncio.timeout(600):
+            while not judging.has_room(intake):
+                await asyncio.sleep(1)
+                while link.submitted:  # judged once more, and still too early
+                    judging.publish_refused(link.submitted.pop(), FUTURE)
+        judging.submit(intake, intake.add(early.canonical if n == 0 else b"%d" % n, NOW, str(n + 1)))
+        request = link.submitted.pop()
+        if n == 0:
+            request.parsed(early)
+            judging.publish_refused(request, FUTURE)
+        else:
+            judging.publish_accepted(request, NOW, duplicate=False)
+        await asyncio.sleep(0)
+        for request in link.submitted:
+            request.parsed(early)
+            judging.publish_refused(request, FUTURE)
+        link.submitted.clear()
+    assert (intake.cursor, len(intake)) == ("9500", 0)
+    assert link.skipped == [(early.digest, early.timestamp, "timestamp_in_future")]
+    assert not judging._tasks, "and nothing sleeps for it"
+
+
+@virtually
+async def test_packets_from_the_future_alone_are_passed_over_half_a_window_at_a_time():
+    """A stranger can publish any number of them where the upstream's clock is ahead."""
+    link, intake = MadeLink(), Intake("0")
+    judging, attempts = link.judging, 0
+    for n in range(12_000):
+        async with asyncio.timeout(60):
+            while not judging.has_room(intake):
+                await asyncio.sleep(0)
+                while link.submitted:
+                    attempts += 1
+                    judging.publish_refused(link.submitted.pop(), FUTURE)
+        judging.submit(intake, intake.add(b"%d" % n, NOW, str(n + 1)))
+        attempts += 1
+        judging.publish_refused(link.submitted.pop(), FUTURE)
+    assert attempts <= 2 * 12_000, "each is judged twice"
+    assert len(intake) <= 8192 // 2 + 256 and int(intake.cursor or "") >= 12_000 - len(intake)
+    judging.close()
+    await asyncio.sleep(0)
 
 
 @virtually

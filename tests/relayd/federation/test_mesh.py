@@ -35,7 +35,8 @@ def test_the_others_of_its_group_are_left_out_and_nobody_else():
 def test_a_silent_peer_is_left_out_no_more_and_the_others_are_read_again():
     made = mesh()
     for at in range(10, 130, 10):
-        assert made.to_store(A, f"at {at}", float(at)) == f"at {at}"
+        # What may be withheld because B is gone and nobody knows it yet must not be skipped by a restart.
+        assert made.to_store(A, f"at {at}", float(at)) == (f"at {at - 60}" if at > 60 else "start")
     made.lost(B, 130.0)
     # Packets that A has withheld since B may have fallen silent must not be skipped.
     assert made.to_store(A, "at 131", 131.0) == "at 70"
@@ -54,7 +55,12 @@ def test_nothing_goes_back_to_a_place_behind_packets_that_could_not_be_stored(mo
     peer = Upstream("wss://a", A)
     ours = marking.Marking(peer, 1, 1, PeerPlace("start", None), made, cast(Any, None))
     item = ours.intake.add(b"{}", 0, "behind it")
+    made.lost(B, 0.0)
+    made.read(A, DOWN_SECONDS)  # nothing is left out any more
     assert ours.offer({item}).cursor == "behind it"  # if the commit succeeds; it does not
+    made.heard(B)
+    made.read(A, now)
+    made.caught_up(B)
     made.lost(B, 130.0)
     assert made.read(A, 130 + DOWN_SECONDS).from_cursor == "start"
 
@@ -70,7 +76,8 @@ def test_a_peer_that_comes_back_is_left_out_again_and_trusted_once_it_has_caught
     made.to_store(A, "later", 202.0)
     assert made.to_store(A, "later", 202.0) == "before"
     made.caught_up(B)
-    assert made.to_store(A, "later", 203.0) == "later"
+    assert made.to_store(A, "later", 203.0) == "before"
+    assert made.to_store(A, "still later", 263.0) == "later"
 
 
 def test_a_restart_goes_back_to_where_nothing_was_withheld():
@@ -104,3 +111,41 @@ def test_of_several_silent_peers_the_one_that_went_first_counts_and_its_first_si
     assert made.read(A, 161.0).not_via == ("did:me", B)
     made.lost(B, 165.0)
     assert made.to_store(A, "at 50", 166.0) == "at 30"
+
+
+@pytest.mark.req("R-364")
+def test_a_restart_before_a_death_is_noticed_skips_nothing():
+    """B died at 100, and A has withheld what B had sent it; at 125 nobody here knows that yet."""
+    made = mesh()
+    stored = None
+    for at in range(10, 130, 5):
+        stored = made.to_store(A, f"at {at}", float(at))
+    assert stored in {f"at {at}" for at in range(45, 70, 5)}
+    again = Mesh("did:me", {A: "g", B: "g"}, 0.0)
+    again.start(A, stored, 0.0)
+    again.heard(A)
+    again.read(A, 0.0)
+    again.caught_up(A)
+    for at in range(10, 30, 5):
+        assert again.to_store(A, f"at {130 + at}", float(at)) == stored
+    reading = again.read(A, DOWN_SECONDS)
+    assert (reading.rewinds, reading.from_cursor) == (True, stored)
+
+
+def test_where_nothing_is_left_out_the_place_of_the_moment_is_stored():
+    made = mesh()
+    assert made.to_store(C, "there", 10.0, with_batch="further") == "further"
+
+
+def test_links_that_each_last_less_than_a_minute_get_further_all_the_same():
+    made, stored, read = mesh(), "0", 0
+    made.start(A, stored, 0.0)
+    for at in range(0, 900, 5):
+        if at % 45 == 0:  # the link ends, and another one begins at the stored place
+            made.start(A, stored, float(at))
+            read = int(stored)
+        read += 5
+        stored = made.to_store(A, str(read), float(at)) or "0"
+    assert int(stored) > 200
+    made.start(A, None, 900.0)  # an operator has it read again from the beginning
+    assert made.to_store(A, "5", 905.0) is None

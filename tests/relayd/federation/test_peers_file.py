@@ -30,6 +30,12 @@ def test_a_peer_is_a_url_and_a_did(tmp_path):
     (part,) = read_peers(written(tmp_path, LINE + 'types = ["POST"]\n'))
     assert stream_of(part) == "types\nPOST\nauthors"
     assert read_peers(None) == ()
+    windows = written(tmp_path, "")
+    windows.write_bytes(b"\xef\xbb\xbf" + LINE.replace("\n", "\r\n").encode())
+    assert [each.relay_id for each in read_peers(windows)] == [DID]
+    windows.write_text(LINE, encoding="utf-16")
+    with pytest.raises(ConfigurationError, match="the text is UTF-16"):
+        read_peers(windows)
 
 
 @pytest.mark.parametrize(

@@ -59,10 +59,13 @@ def test_cuts_kills_and_absences(seed):
     assert world.received == received, "a converged world is silent"
 
 
+@pytest.mark.req("R-364")
+@pytest.mark.parametrize("unnoticed", [0.0, 30.0])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_what_a_relay_published_before_it_died_for_good_comes_from_the_others(seed):
-    """All end up with what one survivor has, though one is killed while it waits for the dead one."""
-    world = SimulatedWorld(seed, 4)
+def test_what_a_relay_published_before_it_died_for_good_comes_from_the_others(seed, unnoticed):
+    """All end up with what one survivor has, though one is killed while it waits for the dead one, or while
+    it does not know yet that the dead one is gone."""
+    world = SimulatedWorld(seed, 4, unnoticed=unnoticed)
     gone, *rest = world.dids
     for _ in range(30):
         world.publish(world.random.choice(world.dids))
@@ -73,6 +76,12 @@ def test_what_a_relay_published_before_it_died_for_good_comes_from_the_others(se
         world.publish(gone)
         world.publish(world.random.choice(rest))
         world.run(5)
+        if unnoticed and world.random.random() < 0.2:
+            world.relays[world.random.choice(rest)].start()
+        elif unnoticed and world.random.random() < 0.2:
+            one, other = world.random.sample(rest, 2)
+            world.relays[one].mesh.lost(other, world.now)
+            world.relays[one].link(other)
     world.relays[gone].up = False
     for _ in range(world.random.randrange(12)):
         world.publish(world.random.choice(rest))
@@ -231,3 +240,43 @@ def test_three_relays_of_which_each_reads_the_next_one_alone(loss):
         world.publish(a)
         world.run(900)
         assert world.received == received + 3 - (world.published % 5 == 0), f"seed {seed}: once round"
+
+
+def refusing(world: SimulatedWorld) -> None:
+    """Have each relay refuse some packets for their type, author or size, and others as repeats."""
+    for relay in world.relays.values():
+        some, other = world.random.sample(range(7), 2)
+        relay.refuses = lambda packet_id, some=some: packet_id % 7 == some  # type: ignore[misc]
+        relay.repeats = lambda packet_id, other=other: packet_id % 7 == other  # type: ignore[misc]
+
+
+@pytest.mark.req("R-364", "R-374", "R-381")
+@pytest.mark.parametrize("part", range(5))
+def test_a_relay_that_is_restored_accuses_nobody_and_nobody_accuses_it(part):
+    """Whichever side has lost its end, whatever was refused before; and nobody lacks what it may have."""
+    for seed in range(part, WORLDS, 5):
+        world = SimulatedWorld(seed, 2 + seed % 3, tick=20.0, compares_each=300.0, is_ring=seed % 2 == 0)
+        refusing(world)
+        for _ in range(10):
+            for _ in range(world.random.randrange(6)):
+                world.publish(world.random.choice(world.dids))
+            relay = world.relays[world.random.choice(world.dids)]
+            match world.random.randrange(6):
+                case 0 | 1:
+                    relay.back_up()
+                case 2 if relay.up and relay.kept is not None:
+                    relay.restore(guarded=world.random.random() < 0.5)
+                case 3:
+                    world.trouble()
+            world.run(world.random.choice((20, 60, 140, 400)))
+        world.heal()
+        world.run(2400)
+        assert world.accusations == 0, seed
+        held = {did: relay.known.keys() for did, relay in world.relays.items()}
+        for did, relay in world.relays.items():
+            served = set().union(*(held[other] for other in world.dids if world.reads(did, other)))
+            lacked = served - held[did]
+            assert all(relay.refuses(n) or relay.repeats(n) for n in lacked), seed
+        received = world.received
+        world.run(900)
+        assert world.received == received, f"seed {seed}: what is refused is not fetched again and again"

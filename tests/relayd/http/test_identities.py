@@ -178,6 +178,22 @@ async def test_expired_packets_are_not_shown(log):
         assert (await get(api, document))[0] == (200 if count else 410)
 
 
+@pytest.mark.req("R-100", "R-113")
+async def test_a_document_that_was_published_again_is_shown_when_the_first_has_expired(log):
+    content = document_content(document_of(ALICE, ALICE.did))
+    identities = Identities(log, BootstrapContents(), KeyRules())
+    for sequence, expires_at in ((1, NOW + 60), (2, None)):
+        packet = packets.build(ALICE, content, timestamp=NOW, expires_at=expires_at, nonce=str(sequence))
+        new = NewPacket(packet.digest, ALICE.did, "DID_DOCUMENT", NOW, expires_at, packet.canonical)
+        identities.observe([LogEntry(sequence, NOW + sequence, new)])
+    api = IdentityApi(
+        identities, BootstrapContents(), by_key=log.find, declined=Declined, clock=lambda: NOW + 61
+    )
+    _, body = await get(api, f"/did/{ALICE.did}")
+    assert body["did_doc_hash"] == document_of(ALICE, ALICE.did).hash
+    assert [event["packet"]["packet_id"] for event in body["events"]] == [packet.packet_id]
+
+
 async def test_no_answer_is_kept_for_longer_than_a_change_may_take_to_show(api):
     for path in (
         f"/did/{ALICE.did}",

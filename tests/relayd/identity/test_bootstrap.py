@@ -52,6 +52,8 @@ def test_documents_and_keys_are_read(write):
     ("value", "problem"),
     [
         ("nonsense", "malformed"),
+        ("\ufeff[]", "object"),
+        ("\0{\0}", "the text is UTF-16"),
         ("[]", "object"),
         ({"did_document": []}, "nearest is did_documents"),
         ({"did_documents": [{}]}, "did_documents[0]"),

@@ -211,3 +211,18 @@ async def test_it_ends_in_whichever_step_of_a_ring_it_is_told_to():
         following.cancel()
         await asyncio.wait({following}, timeout=5)
         assert following.cancelled(), steps
+
+
+async def test_a_ban_that_ended_by_a_clock_that_was_ahead_holds_again():
+    rig = Rig()
+    rig.rulings.rule(ban("a", expires_at=NOW + 60), ban("b"))
+    await rig.follower.look()
+    rig.now = NOW + 7200
+    await rig.follower.look()
+    rig.now = NOW + 1
+    await rig.follower.look()
+    await rig.follower.look()
+    rig.now = NOW + 61
+    await rig.follower.look()
+    assert rig.changes == [({"a", "b"}, False), ({"b"}, False), ({"a", "b"}, False), ({"b"}, False)]
+    assert rig.rulings.reads == 1

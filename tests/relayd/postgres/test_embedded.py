@@ -18,6 +18,7 @@ import structlog
 
 from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError, embedded
 from relayd.postgres.binaries import Owner, is_reachable, server_owner
+from relayd.postgres.embedded import is_abandoned
 from relayd.postgres.process import ServerProcess
 from relayd.postgres.running import running_server
 from relayd.store import Store, migrate
@@ -210,6 +211,17 @@ async def test_killing_both_loses_nothing_and_the_next_start_works(data_dir, pac
         assert len(await store.tail(0, None, 100)) == 50
 
 
+@pytest.mark.parametrize("name", [b"a,b", b"caf\xe9", b"n\xc3\xa4h, e\xff%20"])
+async def test_a_folder_may_have_any_name(tmp_path, name):
+    data_dir = tmp_path / os.fsdecode(name)
+    async with EmbeddedPostgres(data_dir) as server:
+        assert await one(server.url) == 1
+        with running_server(data_dir) as url:
+            assert url is not None and await one(url) == 1
+    async with EmbeddedPostgres(data_dir) as server:
+        assert await one(server.url) == 1
+
+
 async def test_a_stale_pid_file_with_the_number_of_another_server_harms_neither(data_dir, tmp_path):
     async with EmbeddedPostgres(data_dir):
         stale = (data_dir / "postgres-18" / "postmaster.pid").read_text().split("\n")
@@ -240,10 +252,13 @@ async def test_a_stale_pid_file_with_somebody_elses_number_is_cleared(data_dir):
         await sleeper.wait()
 
 
-async def test_a_pid_file_that_is_empty_is_cleared(data_dir):
+@pytest.mark.parametrize("text", ["", str(2**31), "-1", "9" * 5000, "x"])
+async def test_a_pid_file_without_a_number_of_a_process_is_cleared(data_dir, text):
     async with EmbeddedPostgres(data_dir):
         pass
-    (data_dir / "postgres-18" / "postmaster.pid").touch()
+    (data_dir / "postgres-18" / "postmaster.pid").write_text(text)
+    with running_server(data_dir) as url:
+        assert url is None and is_abandoned(data_dir)
     async with EmbeddedPostgres(data_dir) as server:
         assert await one(server.url) == 1
 

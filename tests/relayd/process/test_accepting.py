@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from relayd.process import accepting
 from relayd.process.accepting import Acceptor, bind
@@ -223,6 +224,27 @@ def test_a_port_that_the_system_chooses_is_one_for_all_addresses(
         listening = [stack.enter_context(one) for one in bind("host.example", 0, reuse_port=False)]
         hosts, ports = zip(*(one.getsockname() for one in listening), strict=True)
         assert list(hosts) == addresses and len(set(ports)) == 1 and len(others) == taken
+
+
+@pytest.mark.parametrize("here", [["127.0.0.1"], []])
+def test_an_address_that_this_machine_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch, here: list[str]):
+    """As `localhost` has one of IPv6 in a container that has no IPv6."""
+    kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+    found: list[Any] = [(*kind, (address, 0)) for address in ("192.0.2.1", *here)]
+    found.append((1000, *kind[1:], ("::1", 0, 0, 0)))  # a family that the system does not know
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    if not here:
+        with pytest.raises(OSError, match="Cannot assign requested address"):
+            bind("host.example", 0, reuse_port=False)
+        return
+    with structlog.testing.capture_logs() as lines:
+        (listening,) = bind("host.example", 0, reuse_port=False)
+    with listening:
+        assert listening.getsockname()[0] == "127.0.0.1"
+    assert [(line["event"], line["address"]) for line in lines] == [
+        ("address_left_out", "192.0.2.1"),
+        ("address_left_out", "::1"),
+    ]
 
 
 def test_two_cannot_have_one_port_unless_they_share_it():

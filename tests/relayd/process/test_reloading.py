@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import os
 import ssl
+import threading
 
 import pytest
 import structlog
 
 from relayd.config import ConfigurationError, Settings, load
+from relayd.metrics import Metrics
 from relayd.moderation import Bans
 from relayd.policy import Policy
+from relayd.process import reloading
 from relayd.process.reloading import read_again, report
 from relayd.tls import TlsError, read_certificate, write_dev_certificates
 
@@ -80,6 +85,51 @@ def test_one_thing_that_is_wrong_is_enough_for_nothing_to_be_taken_over(files):
     write("new", "max_limit = 0")
     with pytest.raises(ConfigurationError, match="max_limit"):
         read_again(running)
+
+
+def test_a_key_is_not_read_again_from_a_pipe(files, tmp_path):
+    running = load(files[0])
+    (tmp_path / "old" / "key.pem").unlink()
+    os.mkfifo(tmp_path / "old" / "key.pem")
+    with pytest.raises(TlsError, match="not a regular file"):
+        read_again(running)
+
+
+async def test_a_file_that_does_not_answer_changes_nothing_and_what_was_asked_meanwhile_is_done(
+    files, monkeypatch
+):
+    path, write = files
+    answer = threading.Event()
+    current = reloading.CurrentSettings(load(path), None, Metrics())
+    taken: list[Settings] = []
+    current.take_over = taken.append
+    original = reloading.read_again
+    calls: list[str] = []
+
+    def hangs(running: Settings) -> reloading.Reread:
+        calls.append(threading.current_thread().name)
+        if len(calls) == 1:
+            answer.wait(60)
+        return original(running)
+
+    monkeypatch.setattr(reloading, "read_again", hangs)
+    monkeypatch.setattr(reloading, "RELOAD_SECONDS", 0.2)
+    with structlog.testing.capture_logs() as lines:
+        current.reloads.ask()
+        while not calls:  # noqa: ASYNC110 - it happens in a thread
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(reloading, "RELOAD_SECONDS", 60)
+        write("old", "blocked_types = ['TEXT']")
+        for _ in range(3):
+            current.reloads.ask()
+        async with asyncio.timeout(60):
+            while not taken:  # noqa: ASYNC110 - after two threads
+                await asyncio.sleep(0.01)
+    assert [line["event"] for line in lines] == ["not_reloaded", "reloaded"]
+    assert "did not answer within" in lines[0]["problem"]
+    assert [settings.blocked_types for settings in taken] == [("TEXT",)]
+    assert len(calls) == 2, "three requests during a reload are one"
+    answer.set()
 
 
 def test_a_relay_without_tls_reads_no_certificate():

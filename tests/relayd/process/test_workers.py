@@ -165,7 +165,7 @@ async def test_a_reload_reaches_workers_that_are_to_be_renewed_before_their_turn
         crew = _Crew(crew_of, asyncio.Event())
         file.write_text("workers = 2\nport = 1\nmax_limit = 499\nblocked_types = ['X']")
         with structlog.testing.capture_logs() as lines:
-            crew.reload()
+            await crew.reload()
     finally:
         for worker in crew_of:
             worker._process.kill()
@@ -189,7 +189,7 @@ async def test_a_reload_after_which_no_worker_could_start_changes_nothing(
         crew, before = _Crew([worker], asyncio.Event()), worker.settings
         file.write_text(f"workers = 2\nblocked_types = ['X']\n{line}")
         with structlog.testing.capture_logs() as lines:
-            crew.reload()
+            await crew.reload()
     finally:
         worker._process.kill()
         worker._process.join()

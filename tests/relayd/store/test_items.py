@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from msgspec.structs import replace
 
@@ -21,8 +23,11 @@ async def ids(
     most: int = 1000,
     skips_of: int | None = None,
     with_declined: bool = False,
+    without: Collection[bytes] = (),
 ) -> set[bytes]:
-    found = await gather(store, span, max_items=most, skips_of=skips_of, with_declined=with_declined)
+    found = await gather(
+        store, span, max_items=most, skips_of=skips_of, with_declined=with_declined, without=without
+    )
     return {found[n][1] for n in range(len(found))}
 
 
@@ -37,6 +42,7 @@ async def test_expired_and_declined_packets_are_left_out(store, packet):
     await store.append([plain, ends, declined, old, lasts], NOW)
     store.declined = Declined(packet_ids=frozenset({declined.packet_id}))
     assert await ids(store, span()) == {plain.packet_id, lasts.packet_id}
+    assert await ids(store, span(), without={lasts.packet_id}) == {plain.packet_id}
     # For the requesting side, declined packets count as known.
     everything = await ids(store, span(), with_declined=True)
     assert everything == {plain.packet_id, lasts.packet_id, declined.packet_id}

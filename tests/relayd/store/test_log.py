@@ -9,9 +9,14 @@ import random
 import asyncpg
 import pytest
 from msgspec.structs import replace
+from strata.protocol.ids import Identity
 from strata.protocol.lake import DAY_SECONDS, day_of, first_of_day
 
+from relayd.lineage import SKEW_SECONDS
+from relayd.moderation import SubjectKind
 from relayd.store import AppendOutcome, Disposition, Gone, LogQuery, NewPacket, Store, StoreUnavailable
+from relayd.store.erasing import Eraser
+from relayd.store.types import IdentitiesMoved, TimeMoved
 
 NOW = 1_790_000_000
 FIRST = first_of_day(NOW // DAY_SECONDS) + 1
@@ -133,8 +138,64 @@ async def test_the_database_itself_refuses_an_id_twice_in_a_batch(sql):
 @pytest.mark.req("R-099", "R-152")
 async def test_a_clock_that_steps_back_is_held(store, second_store, packet):
     await store.append([packet(1)], NOW)
-    appended = await second_store.append([packet(2)], NOW - 3 * DAY_SECONDS)
+    appended = await second_store.append([packet(2)], NOW - SKEW_SECONDS)
     assert appended.dispositions == [(AppendOutcome.STORED, FIRST + 1, NOW, None)]
+
+
+@pytest.mark.req("R-099", "R-152", "R-305")
+@pytest.mark.parametrize("ahead", [7200, 3 * DAY_SECONDS, 3650 * DAY_SECONDS])
+async def test_the_log_is_told_no_further_ahead_of_the_clock_than_the_skew(
+    store, second_store, packet, ahead
+):
+    await store.append([packet(1)], NOW + ahead)
+    after, told = await store.head(), []
+    for number, now in enumerate([NOW, NOW + 1, NOW + SKEW_SECONDS, NOW + SKEW_SECONDS + 1, NOW + 1], 2):
+        which = second_store if number % 2 else store
+        (place,) = (await which.append([packet(number)], now)).dispositions
+        assert place.sequence == after + number - 1  # the order and the days go on where they were
+        told.append(place.received_at)
+    held = NOW + SKEW_SECONDS
+    assert told == [held, held, held, held + 1, held + 1]
+    page = await store.page(LogQuery(), 10, NOW)
+    assert [row.received_at for row in page.rows] == [NOW + ahead, *told]
+    repeated = await store.append([packet(2)], NOW + 1)
+    assert repeated.dispositions == [(AppendOutcome.DUPLICATE, after + 1, held, None)]
+    for query, expected in (
+        (LogQuery(received_since=held + 1), [NOW + ahead, held + 1, held + 1]),
+        (LogQuery(received_until=held), [held, held, held]),
+        (LogQuery(received_since=held + 1, received_until=held + 1, ascending=False), [held + 1, held + 1]),
+    ):
+        page = await store.page(query, 10, NOW)
+        assert [row.received_at for row in page.rows] == expected
+
+
+async def test_what_was_judged_as_of_another_time_is_not_stored(store, second_store, packet):
+    await second_store.append([packet(1)], NOW + 2)
+    head = await store.head()
+    with pytest.raises(TimeMoved):
+        await store.append([packet(2)], NOW, followed=head)
+    assert await store.head() == head
+    assert store.known.time_at(NOW) == NOW + 2
+    appended = await store.append([packet(2)], NOW, followed=head)
+    assert appended.dispositions == [(AppendOutcome.STORED, head + 1, NOW + 2, None)]
+
+
+@pytest.mark.req("R-099")
+async def test_processes_whose_clocks_differ_by_less_than_the_skew_agree_on_one_time(
+    store, second_store, packet
+):
+    told, judged_again = [], 0
+    for number in range(20):
+        which, now = (second_store, NOW - 200) if number % 2 else (store, NOW)
+        while True:
+            try:
+                appended = await which.append([packet(number)], now + number // 10, followed=2**60)
+                break
+            except TimeMoved:
+                judged_again += 1
+        told.append(appended.dispositions[0].received_at)
+    assert told == [NOW] * 10 + [NOW + 1] * 10
+    assert judged_again == 2, "the process that is behind learns of each second once"
 
 
 @pytest.mark.req("R-152")
@@ -293,6 +354,26 @@ async def test_large_bodies_come_back_as_they_were(store, packet):
     assert [row.body for row in page.rows] == [new.body for new in bodies]
 
 
+@pytest.mark.req("R-241")
+@pytest.mark.parametrize("by_peer", [False, True])
+async def test_an_act_of_trust_waits_for_those_of_its_author_that_others_have_committed(
+    store, second_store, packet, by_peer
+):
+    async def act(store: Store, number: int, followed: int, type: str = "TRUST_EDGE", author: str = "did:a"):
+        new = replace(packet(number, type=type, author=author), witnessed_at=NOW if by_peer else None)
+        return (await store.append([packet(900 + number), new], NOW, followed)).dispositions[1].sequence
+
+    first = await act(second_store, 1, 0)
+    for number, type in ((2, "TRUST_EDGE"), (3, "TRUST_REVOCATION")):
+        with pytest.raises(IdentitiesMoved) as moved:
+            await act(store, number, first - 1, type)
+        assert moved.value.sequence == first
+    await act(store, 4, first - 1, "POST")
+    await act(store, 5, first - 1, author="did:b")
+    await act(store, 6, first)
+    assert len(await store.tail(0, None, 10)) == 8
+
+
 @pytest.mark.req("R-113", "R-114")
 async def test_a_second_packet_with_the_same_equivalence_key_is_not_stored(store):
     key, other = bytes([9]) * 32, bytes([8]) * 32
@@ -318,6 +399,56 @@ async def test_a_second_packet_with_the_same_equivalence_key_is_not_stored(store
     assert await store.by_id(key, NOW) is None, "a key is no packet id"
     page = await store.page(LogQuery(packet_ids=frozenset([key, bytes([1]) * 32])), 10, NOW)
     assert [row.sequence for row in page.rows] == [stored[0].sequence]
+
+
+@pytest.mark.req("R-113", "R-114")
+@pytest.mark.parametrize("by_peer", [False, True])
+async def test_the_key_of_an_expired_packet_goes_to_the_next_one(store, by_peer):
+    key = bytes([9]) * 32
+
+    def keyed(number: int, expires_at: int | None, witnessed_at: int | None = None) -> NewPacket:
+        return NewPacket(
+            bytes([number]) * 32,
+            "did:strata:a",
+            "DID_DOCUMENT",
+            5,
+            expires_at,
+            b"{%d}" % number,
+            key,
+            witnessed_at=witnessed_at,
+        )
+
+    async def outcome(now: int, packet: NewPacket) -> tuple[str, bytes | None]:
+        (place,) = (await store.append([packet], now)).dispositions
+        return place.outcome.value, place.duplicate_of
+
+    first, second = bytes([1]) * 32, bytes([2]) * 32
+    assert await outcome(NOW, keyed(1, NOW + 10)) == ("stored", None)
+    assert await outcome(NOW + 10, keyed(2, None)) == ("duplicate", first), "it is served until then"
+    # A peer received the renewed one after the end of the first; this relay's clock is late.
+    now, witness = (NOW + 10, NOW + 11) if by_peer else (NOW + 11, None)
+    assert await outcome(now, keyed(2, None, witness)) == ("stored", None)
+    assert await outcome(NOW + 12, keyed(3, None)) == ("duplicate", second)
+    assert await outcome(NOW + 12, keyed(1, NOW + 10)) == ("duplicate", None), "its id stays known"
+    found = await store.identities.by_key(key)
+    assert found is not None and found.body == b"{2}"
+    both = await store.append([keyed(4, NOW + 20), keyed(5, None)], NOW + 13)
+    assert {place.duplicate_of for place in both.dispositions} == {second}
+
+
+@pytest.mark.req("R-113")
+async def test_the_key_of_an_erased_packet_stays_taken_and_no_packet_is_named(store):
+    key = bytes([9]) * 32
+    made = [NewPacket(bytes([n]) * 32, "did:strata:a", "ATTESTATION", 5, None, b"{}", key) for n in range(4)]
+    await store.append([made[0]], NOW)
+    subject = "0x" + made[0].packet_id.hex()
+    await Eraser(store.url, Identity(bytes(32))).erase(
+        SubjectKind.PACKET, [subject], reason="asked for", actor="ann", via="command", now=NOW
+    )
+    again = await store.append(made, NOW + 5)
+    outcomes = [(place.outcome.value, place.duplicate_of) for place in again.dispositions]
+    assert outcomes == [("duplicate", None), *[("erased", None)] * 3]
+    assert len(await store.tail(0, None, 10)) == 1
 
 
 async def test_whoever_asks_hears_which_process_commits_and_of_the_next_one(database, packet, sql):

@@ -12,6 +12,7 @@ from alembic import command
 
 from relayd.moderation import NOTHING_READ, Act, Ban, LastRuling, SubjectKind
 from relayd.store import Store, migrate
+from relayd.store.migrate import REVISION
 from relayd.store.moderation import Ruling
 from relayd.store.types import LogQuery, StoreUnavailable
 from relayd.store.upgrade import alembic_config, run_sync
@@ -164,10 +165,13 @@ async def test_a_process_of_the_revision_before_goes_on_beside_this_one(
         command.upgrade(config, "0003")
 
     await asyncio.to_thread(run_sync, empty_database, to_0003)
+    arguments = ", ".join(f"${number}" for number in range(1, 14))
+    as_before = f"SELECT *, received AS told FROM relay_append({arguments}) WHERE $14::bigint IS NULL"
+    monkeypatch.setattr(sys.modules["relayd.store.log"], "_APPEND", as_before)
     monkeypatch.setattr(sys.modules["relayd.store.migrate"], "REVISION", "0003")
     async with await Store.open(empty_database) as old:
         first = await old.append([packet(1)], NOW)
-        monkeypatch.undo()
+        monkeypatch.setattr(sys.modules["relayd.store.migrate"], "REVISION", REVISION)
         await migrate(empty_database)
         async with await Store.open(empty_database) as new:
             await new.moderation.rule([ruling()], NOW)

@@ -252,6 +252,28 @@ async def test_what_was_erased_is_known_for_good(database, packet):
         assert isinstance(await store.by_id(manifest.packet_id, now), Gone)
 
 
+@pytest.mark.req("R-113", "R-310")
+async def test_what_a_removed_packet_stated_may_be_stated_again_but_not_what_an_erased_one_did(database):
+    def stating(number: int, key: int) -> NewPacket:
+        ids = bytes([number]) * 32, bytes([key]) * 32
+        return NewPacket(ids[0], "did:strata:a", "ATTESTATION", 5, None, b"{}", ids[1])
+
+    async with await Store.open(database, retention_days=1, dedup_window_seconds=9 * DAY_SECONDS) as store:
+        await store.maintain(NOW)
+        await store.append([stating(1, 201), stating(2, 202)], NOW)
+        await Eraser(store.url, Identity(bytes(32))).erase(
+            SubjectKind.PACKET, ["0x" + "02" * 32], reason="asked", actor="ann", via="command", now=NOW
+        )
+        now = NOW + 3 * DAY_SECONDS
+        await store.append([stating(3, 203)], now)
+        await store.maintain(now)
+        appended = await store.append([stating(4, 201), stating(5, 202)], now)
+        assert [place.outcome for place in appended.dispositions] == [
+            AppendOutcome.STORED,
+            AppendOutcome.ERASED,
+        ]
+
+
 async def test_without_retention_everything_stays(database, packet, sql):
     async with await Store.open(database, retention_days=0) as store:
         for day in (0, 400, 4000):
@@ -340,3 +362,28 @@ async def test_a_round_that_was_cut_off_is_finished_by_the_next(database, packet
         await sql.execute(f"ALTER TABLE packets DETACH PARTITION {name}")
         await store.maintain(NOW)
         assert await sql.fetchval("SELECT to_regclass($1)", name) is None
+
+
+@pytest.mark.req("R-309", "R-099")
+async def test_after_a_clock_was_years_ahead_each_day_still_ends_and_is_dropped(database, packet, sql):
+    async with await Store.open(database, retention_days=2) as store:
+        await store.append([packet(0), packet(1, type="KEY_EVENT")], NOW)
+        await store.maintain(NOW)
+        await store.append([packet(2), packet(3, type="KEY_EVENT")], NOW + 3650 * DAY_SECONDS)
+        left, heads = [], []
+        for day in range(7):
+            now = NOW + day * DAY_SECONDS
+            await store.append([packet(10 + day)], now + 10)
+            await store.maintain(now + 20)
+            await store.maintain(now + 30)
+            await store.append([packet(20 + day)], now + 40)
+            heads.append(day_of(await store.head()) - TODAY - 3650)
+            left.append(await bodies(store, now=now + 50))
+        assert heads == [0, 1, 2, 3, 4, 5, 6]
+        expected = [1, 3, 24, 15, 25, 16, 26]
+        assert left[-1] == [packet(number).body for number in expected]
+        assert len(left[2]) == 4 + 2 * 3, "nothing is dropped too early"
+        assert await partitions(sql, "packets") == [
+            *(f"packets_d{TODAY + 3650 + day}" for day in range(4, 8)),
+            "packets_kept",
+        ]

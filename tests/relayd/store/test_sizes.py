@@ -26,7 +26,7 @@ async def test_sizes_and_connections_are_read(database, store, packet):
 async def test_connections_of_everybody_count_for_a_role_that_may_not_look_into_them(database, sql):
     role = f"plain_{os.getpid()}"
     await sql.execute(f"CREATE ROLE {role}")
-    plain = f"{database}{'&' if '?' in database else '?'}role={role}"
+    plain = f"{database}{'&' if '?' in database else '?'}options=-c%20role%3D{role}"
     others = [await connect(database, name="others", connect_timeout=5) for _ in range(3)]
     try:
         seen = await read_sizes(plain)
@@ -45,7 +45,8 @@ async def test_limits_of_connections_are_those_of_role_and_database(database, sq
     await sql.execute(f"CREATE ROLE {role} CONNECTION LIMIT 7")
     await sql.execute(f"ALTER DATABASE {name} CONNECTION LIMIT 50")
     try:
-        limits = (await read_server(f"{database}{'&' if '?' in database else '?'}role={role}")).limits
+        url = f"{database}{'&' if '?' in database else '?'}options=-c%20role%3D{role}"
+        limits = (await read_server(url)).limits
         assert [(limit.of, limit.most) for limit in limits] == [("role", 7), ("database", 50)]
         assert limits[1].used >= 2, "the test's connection and the look's own"
         assert (await read_server(database)).limits == ()

@@ -365,7 +365,7 @@ class FakeKeys:
     def followed(self):
         return self.position
 
-    def still_admitted(self, ticket):
+    def still_admitted(self, ticket, now):
         if ticket in self.unwanted:
             self.answered.append(ticket)
             return False
@@ -404,6 +404,15 @@ async def test_what_no_longer_holds_is_left_out_and_the_rest_is_stored(log, make
         assert await writer.drain(5)
     assert log.batches == [[1, 2], [2]] and tickets(writer) == ["second"]
     assert keys.answered == ["first"] and writer.failed == [] and writer.pending_bytes == 0
+
+
+async def test_a_batch_that_others_are_always_ahead_of_fails_in_time(log, make, packet):
+    log.failures = [IdentitiesMoved(42)] * 10**6
+    writer = make(keys=FakeKeys(), publish_timeout=0.05)
+    async with running(writer):
+        writer.put(packet(1), "first")
+        assert await writer.drain(30)
+    assert writer.failed == ["first"] and log.failures
 
 
 async def test_a_feed_that_cannot_follow_fails_the_publishes_that_wait_for_it(log, make, packet):

@@ -139,6 +139,14 @@ async def test_what_goes_in_comes_out_byte_for_byte_with_its_time(identity):
     assert (result.packets, result.bytes_written, result.last_sequence) == (600, len(data), 600)
 
 
+async def test_an_export_that_windows_has_saved_comes_in(identity):
+    store, data = MemoryStore(), exported(identity, 3)
+    with pytest.raises(ValueError, match="the text is UTF-16"):
+        await bring_in(store, data.decode().encode("utf-16"))
+    summary = await bring_in(store, b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n"))
+    assert (summary.lines, summary.quarantined) == (3, 0)
+
+
 async def test_an_import_may_be_repeated(identity):
     data, store = exported(identity, 5), MemoryStore()
     await bring_in(store, data[: len(data) // 2].rpartition(b"\n")[0])

@@ -108,6 +108,12 @@ def test_what_is_no_file_of_ours_is_refused(raw):
         parse_bootstrap(raw)
 
 
+def test_a_file_that_windows_has_saved_is_read():
+    assert parse_bootstrap(b"\xef\xbb\xbf{\r\n}") == parse_bootstrap(b"{}")
+    with pytest.raises(ValueError, match="the text is UTF-16"):
+        parse_bootstrap("{}".encode("utf-16"))
+
+
 def test_the_error_names_the_file(tmp_path):
     path = tmp_path / "bootstrap.json"
     path.write_text("{")

@@ -31,6 +31,7 @@ from strata.channels.reliable.engine import ChannelEngine
 from strata.channels.reliable.retrieval import ByHash, RetrievalPlan, has_hint, hinted
 from strata.channels.sds import HistoryEntry
 from strata.protocol.errors import ConnectionFailed, StrataError
+from strata.relays.peer_timeout import PeerTimeout
 
 __all__ = ["StoreQueries"]
 
@@ -152,7 +153,7 @@ class StoreQueries:
         """Wait briefly until it is known what was sent earlier, if a new participant does not want it."""
         if not self._joined.is_set():
             try:
-                async with asyncio.timeout(_JOIN_TIMEOUT):
+                async with PeerTimeout(_JOIN_TIMEOUT):
                     await self._joined.wait()
             except TimeoutError:
                 self._joined.set()
@@ -526,5 +527,5 @@ def _last_sent(messages: Iterable[NodeMessageReceived]) -> int:
 
 async def _next_page(pages: AsyncGenerator[T, None]) -> T | None:
     """Return the next page, or None at the end. Raises `TimeoutError` if the store falls silent."""
-    async with asyncio.timeout(_PAGE_TIMEOUT):
+    async with PeerTimeout(_PAGE_TIMEOUT):
         return await anext(pages, None)

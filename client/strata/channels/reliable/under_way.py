@@ -12,6 +12,7 @@ from strata.channels.messaging.values import NodeMessageError
 from strata.channels.rate_limit.values import Transmission
 from strata.channels.reliable.ephemerals import Ephemeral
 from strata.channels.reliable.membership import HubMember
+from strata.relays.peer_timeout import PeerTimeout
 
 __all__ = ["Consignment", "UnderWay"]
 
@@ -78,7 +79,7 @@ class UnderWay:
         self, consignment: Consignment, request_id: str, outcome: asyncio.Future[Outcome]
     ) -> None:
         try:
-            async with asyncio.timeout(_ANSWER_TIMEOUT):
+            async with PeerTimeout(_ANSWER_TIMEOUT):
                 told = await outcome
         except TimeoutError:
             told = NodeMessageError(request_id, None, "the node has not answered", "timeout")
@@ -99,7 +100,7 @@ class UnderWay:
     async def settled(self, member: HubMember, timeout: float) -> list[Transmission | Ephemeral]:
         """Wait until a channel has nothing under way. Returns messages given up after `timeout` seconds."""
         try:
-            async with asyncio.timeout(timeout):
+            async with PeerTimeout(timeout):
                 while any(each.member is member for each in self._waiting):
                     self._settled.clear()
                     await self._settled.wait()

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from strata.protocol.errors import StrataError
 from strata.relays.http_reply import answer_to, read_body, read_head
+from strata.relays.peer_timeout import PeerTimeout
 
 __all__ = ["HttpReply", "WakuRefused", "WakuUnreachable", "request"]
 
@@ -55,7 +56,7 @@ async def request(
     server may have acted or not.
     """
     try:
-        async with asyncio.timeout(timeout):
+        async with PeerTimeout(timeout):
             return await _request(base_url, method, path, body, ssl, max_bytes)
     except (OSError, EOFError, ValueError, TimeoutError, asyncio.LimitOverrunError) as error:
         raise WakuUnreachable(f"{method} {path.partition('?')[0]}: {error or 'no answer'}") from error

@@ -149,6 +149,11 @@ class KeyChain:
         """Whether any key is known at all."""
         return bool(self._ledger.keys)
 
+    @property
+    def changed_at(self) -> int:
+        """The second in which the last packet was received; -1 without packets."""
+        return self._last
+
     def apply(self, packet: Packet, received_at: int) -> KeyChain:
         """The chain with one more identity packet.
 

@@ -249,6 +249,12 @@ class Authenticating:
         elif self.is_pending:
             self._proceed(now)
 
+    def postpone(self, by: float) -> None:
+        """Nobody looked for `by` seconds: the relay has that much more time."""
+        self._patience_ends_at += by
+        if self.state is AuthState.AUTHENTICATING:
+            self.wake_at += by
+
     # Moves.
 
     def _move(self, state: AuthState) -> None:

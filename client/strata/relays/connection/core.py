@@ -1,8 +1,9 @@
 """The client's side of one relay, across any number of connections: no I/O, no clock, no random source.
 
 The shell reports events (`connection_made`, `receive_message`, `connection_lost`, `handle_timer`) and passes
-on the application's requests. After every step it does the same three things: it sends `data_to_send()`, acts
-on `changes()`, and arms one timer for `get_timer()`. Times are seconds on one monotonic clock.
+on the application's requests. Before every step it calls `look`. After every step it does the same things:
+it sends `data_to_send()` and, if `wants_ping`, a ping, acts on `changes()`, drops a connection that is
+gone (`is_gone`), and arms one timer for `get_timer()`. Times are seconds on one monotonic clock.
 
 A bad message from a relay never raises out of the core: it is counted and dropped.
 """
@@ -20,6 +21,7 @@ from strata.protocol import wire
 from strata.protocol.errors import InvalidMessage, RequestRefused, Retry, StrataError
 from strata.protocol.ids import Signer
 from strata.relays.connection.authenticating import Authenticating, AuthState
+from strata.relays.connection.liveness import RelayLiveness
 from strata.relays.connection.options import Options
 from strata.relays.connection.publishing import Handle, Publishing, PublishSettled
 from strata.relays.connection.stream import Phase, Stream
@@ -83,6 +85,9 @@ class Core:
             random=random,
             outbox=self._outbox,
         )
+        self._liveness = RelayLiveness(options)
+        self.postponed = 0.0
+        """By how many seconds, in all, deadlines were moved because the program did not look."""
         self._news: list[AuthenticationSettled | ShortChallenge] = []
         self._decisions = 0
         self._is_open = False
@@ -164,6 +169,31 @@ class Core:
 
     # What the network brings.
 
+    def look(self, now: float, *, unix_now: float, heard_at: float = -math.inf) -> bool:
+        """Note, before each step, that the program looks, and when bytes last came from the relay.
+
+        If it did not look for a while, every deadline that judges the relay moves by that time: its answers
+        may lie in the socket. Returns whether the program was away for so long that the connection is in
+        doubt; then the relay is pinged at once.
+        """
+        self._liveness.heard(heard_at)
+        by, is_away = self._liveness.look(now, unix_now)
+        if by:
+            self.postponed += by
+            self._authenticating.postpone(by)
+            self._publishing.postpone(by)
+            for stream in self._streams:
+                stream.postpone(by)
+        return is_away
+
+    def pinged(self, now: float) -> None:
+        """Note that the ping has been sent."""
+        self._liveness.pinged(now, self._publishing.bytes_in_flight)
+
+    def answered(self) -> None:
+        """Note that the pong to the last ping has come."""
+        self._liveness.answered()
+
     def connection_made(self, announced: Announced, now: float, *, unix_now: float = 0.0) -> None:
         """Note a new connection: send what has no answer, and resume each subscription at its position.
 
@@ -174,6 +204,7 @@ class Core:
         self.announced = announced
         self._clock_offset = unix_now - now
         self.statistics.connections += 1
+        self._liveness.connection_made(now)
         self._authenticating.connection_made(announced.relay_id, now, unix_now)
         if not self._authenticating.is_pending:
             self._open(announced, now)
@@ -186,6 +217,7 @@ class Core:
         self._is_open = False
         self.statistics.connections_lost += 1
         self._authenticating.connection_lost()
+        self._liveness.connection_lost()
         self._outbox.clear()
         self._by_wire_id.clear()
         self._pausing.clear()
@@ -229,7 +261,8 @@ class Core:
                 assert_never(message)
 
     def handle_timer(self, now: float) -> None:
-        """Do what is due at `now`; early and late calls are harmless."""
+        """Do what is due at `now`. Early calls are harmless, and late ones after a `look`."""
+        self._liveness.handle_timer(now, awaits=self._awaits, listens=not self.must_pause)
         if now >= self._authenticating.wake_at:
             self._authenticating.handle_timer(now)
             self._follow_authentication(now)
@@ -250,6 +283,7 @@ class Core:
     def fail(self, error: StrataError) -> None:
         """End every publish and subscription with this error, permanently."""
         self.connection_lost()
+        self._liveness.end()
         self._news.append(AuthenticationSettled(error))
         self._publishing.fail(error)
         for stream in list(self._streams):
@@ -280,7 +314,19 @@ class Core:
 
     def get_timer(self) -> float:
         """When to call `handle_timer`; infinity while there is nothing to wait for."""
-        return min(self._wake_at, self._publishing.wake_at, self._authenticating.wake_at)
+        return min(
+            self._wake_at, self._publishing.wake_at, self._authenticating.wake_at, self._liveness.wake_at
+        )
+
+    @property
+    def wants_ping(self) -> bool:
+        """Whether the shell must send a ping, then call `pinged`, and `answered` when its pong has come."""
+        return self._liveness.wants_ping
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the shell must drop the connection, without closing it, because nobody answers."""
+        return self._liveness.is_gone
 
     @property
     def must_pause(self) -> bool:
@@ -313,6 +359,14 @@ class Core:
         return self._authenticating.server_id
 
     # Dispatch.
+
+    def _awaits(self) -> bool:
+        """Whether a request waits for an answer of the relay."""
+        return (
+            self._publishing.bytes_in_flight > 0
+            or self._authenticating.state is AuthState.AUTHENTICATING
+            or any(stream.awaits_answer for stream in self._streams)
+        )
 
     def _receive_event(self, message: wire.Event, now: float, size_bytes: int) -> None:
         self.statistics.events_received += 1

@@ -22,7 +22,7 @@ from strata.protocol.errors import ConnectionFailed
 from strata.relays.connection.discovery import discover
 from strata.relays.connection.options import Options
 from strata.relays.connection.values import Announced
-from strata.relays.connection.websocket import open_websocket
+from strata.relays.connection.websocket import ClientSocket, open_websocket
 
 __all__ = [
     "check_tls",
@@ -75,14 +75,14 @@ def tls_context(url: str, ssl: ssl_module.SSLContext | None) -> ssl_module.SSLCo
 
 async def dial(
     url: str, *, ssl: ssl_module.SSLContext | None, options: Options
-) -> tuple[ClientConnection, Announced]:
+) -> tuple[ClientSocket, Announced]:
     """Open a WebSocket connection and, concurrently, learn what the relay announces.
 
     Raises errors that `may_retry` and `describe` understand. Cancelling leaves no socket open.
     """
     if options.proxy is not None:
         return await _open(url, ssl, options), Announced()
-    socket: ClientConnection | None = None
+    socket: ClientSocket | None = None
     failure: Exception | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -104,8 +104,8 @@ async def dial(
     return socket, discovery.result()
 
 
-async def _open(url: str, ssl: ssl_module.SSLContext | None, options: Options) -> ClientConnection:
-    return await open_websocket(
+async def _open(url: str, ssl: ssl_module.SSLContext | None, options: Options) -> ClientSocket:
+    socket = await open_websocket(
         url,
         ssl=ssl,
         compression="deflate" if options.compression else None,
@@ -116,6 +116,8 @@ async def _open(url: str, ssl: ssl_module.SSLContext | None, options: Options) -
         close_timeout=options.close_timeout,
         max_size=options.max_message_bytes,
     )
+    assert isinstance(socket, ClientSocket)
+    return socket
 
 
 async def hang_up(socket: ClientConnection, timeout: float) -> None:

@@ -28,6 +28,7 @@ from strata.relays.connection.dialing import check_url, describe, dial, hang_up,
 from strata.relays.connection.options import Options
 from strata.relays.connection.pins import PinFile, address_of
 from strata.relays.connection.values import Announced
+from strata.relays.peer_timeout import PeerTimeout
 
 __all__ = ["Dialogue"]
 
@@ -86,7 +87,7 @@ class Dialogue:
         """
         await self._read_pins()
         try:
-            async with asyncio.timeout(self._timeout):
+            async with PeerTimeout(self._timeout):
                 self._socket, self._announced = await dial(self._url, ssl=self._ssl, options=Options())
                 await self._authenticate(self._socket)
                 await self._pin()
@@ -171,7 +172,7 @@ class Dialogue:
         """A block that raises `ConnectionFailed` if the connection breaks or if it takes longer than
         `timeout`."""
         try:
-            async with asyncio.timeout(self._timeout):
+            async with PeerTimeout(self._timeout):
                 yield
         except (OSError, TimeoutError, ConnectionClosed) as error:
             raise describe(error, self._url) from error

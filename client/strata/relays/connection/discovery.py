@@ -14,6 +14,7 @@ import msgspec
 
 from strata.relays.connection.values import Announced
 from strata.relays.http_reply import answer_to, read_body, read_head
+from strata.relays.peer_timeout import PeerTimeout
 
 __all__ = ["MANIFEST_PATH", "discover", "http_get"]
 
@@ -42,7 +43,7 @@ async def discover(url: str, *, ssl: ssl_module.SSLContext | None, timeout: floa
     Reads at most 256 KiB. Raises nothing; cancelling closes the socket.
     """
     try:
-        async with asyncio.timeout(timeout):
+        async with PeerTimeout(timeout):
             body = await http_get(url, MANIFEST_PATH, ssl=ssl)
         return _read(body)
     except (OSError, TimeoutError, EOFError, ValueError, RecursionError):

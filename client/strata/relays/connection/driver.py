@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
 import ssl as ssl_module
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
 from typing import Final
 
-from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from strata.protocol.errors import ConnectionFailed, RequestTimeout, StrataError
@@ -25,6 +26,8 @@ from strata.relays.connection.pins import PinFile, address_of
 from strata.relays.connection.publishing import Handle, PublishSettled
 from strata.relays.connection.stream import Phase, Stream
 from strata.relays.connection.values import Announced, Authenticated, Published, Query, Statistics
+from strata.relays.connection.websocket import ClientSocket
+from strata.relays.peer_timeout import PeerTimeout
 
 __all__ = ["Driver", "check_loop"]
 
@@ -60,13 +63,15 @@ def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:
 class _Step:
     """`with step as core:` gives access to the core; the results are carried out at the end of the block."""
 
-    __slots__ = ("_carry_out", "_core")
+    __slots__ = ("_carry_out", "_core", "_look")
 
-    def __init__(self, core: Core, carry_out: Callable[[], None]) -> None:
+    def __init__(self, core: Core, look: Callable[[], None], carry_out: Callable[[], None]) -> None:
         self._core = core
+        self._look = look
         self._carry_out = carry_out
 
     def __enter__(self) -> Core:
+        self._look()
         return self._core
 
     def __exit__(self, *_: object) -> None:
@@ -98,9 +103,10 @@ class Driver:
         self._core = Core(
             options, random=random.random, signer=signer, address=address_of(url), met=self._met
         )
-        self.step = _Step(self._core, self._deliver)
+        self.step = _Step(self._core, self._look, self._deliver)
         self._url = url
         self._options = options
+        self._dialing = replace(options, ping_interval=None)  # the core decides when to ping
         self._pins = pins
         self._changed = changed
         self._publishes: dict[Handle, asyncio.Future[Published]] = {}
@@ -112,7 +118,11 @@ class Driver:
         """Set once opening has succeeded or failed."""
         self._writable = asyncio.Event()
         self._may_read = asyncio.Event()
-        self._socket: ClientConnection | None = None
+        self._hurry = asyncio.Event()
+        """Set if the next attempt to connect must not wait: the program was away, or the relay is gone."""
+        self._socket: ClientSocket | None = None
+        self._pong: Awaitable[float] | None = None
+        """The answer to the last ping."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._is_opened = False
@@ -143,7 +153,7 @@ class Driver:
         self._is_stranger = self._core.server_id is None
         self._runner = self.loop.create_task(self._run(), name=f"strata-relay {shown(self._url)}")
         try:
-            async with asyncio.timeout(self._options.connect_timeout):
+            async with PeerTimeout(self._options.connect_timeout):
                 await self._first.wait()
         except TimeoutError:
             raise self._last_problem or self._described(TimeoutError()) from None
@@ -197,7 +207,7 @@ class Driver:
         decided: asyncio.Future[Authenticated] = self.loop.create_future()
         self._authentications.add(decided)
         try:
-            async with asyncio.timeout(timeout):
+            async with PeerTimeout(timeout):
                 return await decided
         except TimeoutError:
             raise RequestTimeout("AUTH", timeout) from None
@@ -205,7 +215,7 @@ class Driver:
             self._authentications.discard(decided)
 
     async def publish(self, packet: Packet, deadline: float, timeout: float) -> Published:
-        """Publish a packet by `deadline` on the loop's clock. Raises the error if that fails.
+        """Publish a packet by `deadline`, which is in the time of `time`. Raises the error if that fails.
 
         `timeout` is the caller's timeout, part of which may already have passed.
 
@@ -215,7 +225,7 @@ class Driver:
         with self.step as core:
             now = self.loop.time()
             handle = core.publish(
-                packet.packet_id, packet.canonical, timeout=deadline - now, now=now, given=timeout
+                packet.packet_id, packet.canonical, timeout=deadline - self.time(), now=now, given=timeout
             )
             self._publishes[handle] = answered
         try:
@@ -234,6 +244,10 @@ class Driver:
         return stream, arrived
 
     # What a program looks at.
+
+    def time(self) -> float:
+        """Seconds on a clock that stands still while the program does not look."""
+        return self.loop.time() - self._core.postponed
 
     @property
     def statistics(self) -> Statistics:
@@ -310,7 +324,7 @@ class Driver:
         backoff = Backoff(base=options.backoff_base, cap=options.backoff_cap, random=random.random)
         while True:
             try:
-                socket, announced = await dial(self._url, ssl=self.ssl, options=options)
+                socket, announced = await dial(self._url, ssl=self.ssl, options=self._dialing)
             except Exception as error:
                 self._core.statistics.connections_failed += 1
                 self._judge(error)
@@ -322,7 +336,11 @@ class Driver:
                 # A relay that says goodbye has not failed: it makes way for another one, or restarts.
                 if lasted >= (options.backoff_base if _said_goodbye(ended) else options.stable_after):
                     backoff.reset()
-            await asyncio.sleep(backoff.next_delay())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(backoff.next_delay()):
+                    await self._hurry.wait()
+                    self._hurry.clear()
+                    backoff.reset()
 
     def _described(self, error: Exception) -> ConnectionFailed:
         return describe(error, self._url, self._options.proxy)
@@ -334,7 +352,7 @@ class Driver:
         self._last_problem = problem
         _log.debug("%s: trying again: %s", shown(self._url), problem)
 
-    async def _serve(self, socket: ClientConnection, announced: Announced) -> Exception:
+    async def _serve(self, socket: ClientSocket, announced: Announced) -> Exception:
         """Run one connection until it ends; return the error it ended with."""
         _log.info("%s: connected, extensions %s", shown(self._url), sorted(announced.extensions))
         self._socket = socket
@@ -355,7 +373,7 @@ class Driver:
             self._changed()
             await hang_up(socket, self._options.close_timeout)
 
-    async def _read(self, socket: ClientConnection) -> Exception:
+    async def _read(self, socket: ClientSocket) -> Exception:
         while True:
             try:
                 data = await socket.recv(decode=False)
@@ -367,22 +385,42 @@ class Driver:
                 self._may_read.clear()
                 await self._may_read.wait()
 
-    async def _write(self, socket: ClientConnection) -> None:
+    async def _write(self, socket: ClientSocket) -> None:
         """Send waiting frames. If the relay accepts none for `write_timeout`, abort, which ends `_read`."""
         while True:
             self._writable.clear()
-            for frame in self._core.data_to_send():
-                try:
-                    async with asyncio.timeout(self._options.write_timeout):
+            try:
+                for frame in self._core.data_to_send():
+                    async with PeerTimeout(self._options.write_timeout):
                         await socket.send(frame, text=True)
-                except ConnectionClosed:
-                    return
-                except TimeoutError:
-                    socket.transport.abort()
-                    return
+                if self._core.wants_ping:
+                    async with PeerTimeout(self._options.write_timeout):
+                        self._pong = await socket.ping()
+                    with self.step as core:
+                        core.pinged(self.loop.time())
+                    asyncio.ensure_future(self._pong).add_done_callback(self._on_pong)
+            except ConnectionClosed:
+                return
+            except TimeoutError:
+                socket.transport.abort()
+                return
             await self._writable.wait()
 
-    # After every step.
+    def _on_pong(self, pong: asyncio.Future[float]) -> None:
+        if pong is self._pong and not pong.cancelled() and pong.exception() is None:
+            with self.step as core:
+                core.answered()
+
+    # Before and after every step.
+
+    def _look(self) -> None:
+        """Tell the core what time it is, and when the relay was last heard."""
+        if self._runner is None:
+            return
+        heard_at = -math.inf if self._socket is None else self._socket.heard_at
+        is_away = self._core.look(self.loop.time(), unix_now=time.time(), heard_at=heard_at)
+        if is_away and self._socket is None:
+            self._hurry.set()
 
     def _deliver(self) -> None:
         """Wake the writer, pass on changes, arm the timer."""
@@ -408,8 +446,11 @@ class Driver:
                 arrived = self._arrivals.pop(change, None) if ended else self._arrivals.get(change)
                 if arrived is not None:
                     arrived.set()
-        if core.has_data_to_send:
+        if core.has_data_to_send or core.wants_ping:
             self._writable.set()
+        if core.is_gone and self._socket is not None:
+            self._hurry.set()
+            self._socket.transport.abort()
         if not core.must_pause:
             self._may_read.set()
         self._arm()

@@ -9,6 +9,7 @@ import msgspec
 
 from strata.relays.connection.discovery import http_get
 from strata.relays.connection.queue import QueuedEvent, possible_time
+from strata.relays.peer_timeout import PeerTimeout
 
 __all__ = ["fetch_packet"]
 
@@ -33,7 +34,7 @@ async def fetch_packet(
     closes the socket.
     """
     try:
-        async with asyncio.timeout(timeout):
+        async with PeerTimeout(timeout):
             body = await http_get(
                 url, f"/packets/{packet_id}", ssl=ssl, max_bytes=3 * max_bytes + _ENVELOPE_BYTES
             )

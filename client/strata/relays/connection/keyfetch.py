@@ -10,6 +10,7 @@ from strata.protocol.errors import RequestRefused, RequestTimeout
 from strata.protocol.keys import MAX_CHAIN_EVENTS
 from strata.relays.author_questions import Answers, AuthorQuestions
 from strata.relays.connection.keyring import Event, KeyRing
+from strata.relays.peer_timeout import PeerTimeout
 
 __all__ = ["MAX_AUTHORS", "KeyFetcher"]
 
@@ -119,7 +120,7 @@ class KeyFetcher:
         kept = 0
         is_late = False
         try:
-            async with asyncio.timeout(self._timeout):
+            async with PeerTimeout(self._timeout):
                 async with contextlib.aclosing(self._read(authors)) as answer:
                     async for packet, received_at in answer:
                         sizes[packet.author_id] += packet.size_bytes

@@ -36,9 +36,9 @@ class Options:
     write_timeout: float = 60.0
     """How long a relay may accept no data from us before the connection counts as dead."""
     ping_interval: float | None = 30.0
-    """How often an idle connection is probed (R-130)."""
+    """How often an idle connection is pinged (R-130); one that is in doubt is pinged at once."""
     ping_timeout: float | None = 60.0
-    """How long a probe may go unanswered before the connection counts as dead (R-130)."""
+    """How long nothing may come after a ping before the connection counts as dead (R-130); 3 s in doubt."""
 
     backoff_base: float = 0.5
     """The longest wait before the first attempt to reconnect; it doubles with each attempt (R-339)."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from strata.protocol import ids
 from strata.protocol.errors import IdentityError
+from strata.protocol.files import replace_file
 
 __all__ = ["PinFile", "address_of"]
 
@@ -76,17 +76,8 @@ class PinFile:
 
     def _save(self, pins: dict[str, str]) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=self._path.name, dir=self._path.parent)
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                json.dump(pins, file, indent=2, sort_keys=True)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        body = json.dumps(pins, indent=2, sort_keys=True) + "\n"
+        replace_file(self._path, body.encode(), mode=None if self._path.exists() else 0o600)
 
 
 def address_of(url: str) -> str:

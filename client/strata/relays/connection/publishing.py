@@ -240,6 +240,17 @@ class Publishing:
                 pending.due_at = -math.inf
             self._send_if_due(handle, pending, now)
 
+    def postpone(self, by: float) -> None:
+        """Nobody looked for `by` seconds: what waits for the relay has that much more time."""
+        for pending in self._pending.values():
+            pending.deadline += by
+            pending.due_at += by * pending.in_flight
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """The size of the packets that wait for an answer."""
+        return sum(len(pending.frame) for pending in self._pending.values() if pending.in_flight)
+
     def fail(self, error: StrataError) -> None:
         """End every publish with this error."""
         self.settled += [PublishSettled(handle, error) for handle in self._pending]

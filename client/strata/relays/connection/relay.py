@@ -47,6 +47,7 @@ from strata.relays.connection.values import (
     Statistics,
     SubscribeOptions,
 )
+from strata.relays.peer_timeout import PeerTimeout
 
 __all__ = ["PacketRelay"]
 
@@ -206,10 +207,10 @@ class PacketRelay:
         check_packet(packet)
         check_timeout(timeout)
         timeout = self._options.publish_timeout if timeout is None else timeout
-        deadline = self._driver.loop.time() + timeout
+        deadline = self._driver.time() + timeout
         if self._slots.locked():
             try:
-                async with asyncio.timeout_at(deadline):
+                async with PeerTimeout(timeout):
                     await self._slots.acquire()
             except TimeoutError:
                 raise RequestTimeout(f"PUBLISH {packet.packet_id}", timeout) from None
@@ -245,7 +246,7 @@ class PacketRelay:
         if equivalence_key(packet) is None or not is_content_id(of):
             raise not_repeated(packet.packet_id, is_shown=False)
         try:
-            remaining = max(deadline - self._driver.loop.time(), 0.001)
+            remaining = max(deadline - self._driver.time(), 0.001)
             # The same author's, a document too: in another's packet it counts for nothing.
             found = await self.get(of, authors=packet.author_id, timeout=remaining)
         except (RequestRefused, MissingCapability) as error:
@@ -311,7 +312,7 @@ class PacketRelay:
         check_timeout(timeout)
         timeout = self._options.history_timeout if timeout is None else timeout
         try:
-            async with asyncio.timeout(timeout):
+            async with PeerTimeout(timeout):
                 async with self.fetch(
                     packet_ids=packet_id, authors=authors, since=since, until=until, limit=1
                 ) as found:

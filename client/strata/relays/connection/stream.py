@@ -319,6 +319,16 @@ class Stream:
         else:
             self.handle_timer(now)
 
+    def postpone(self, by: float) -> None:
+        """Nobody looked for `by` seconds: the relay has that much more time."""
+        if self.phase is Phase.HISTORY:
+            self.wake_at += by
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether the relay's silence will mean something."""
+        return self.phase is Phase.HISTORY and self.wake_at != math.inf
+
     # Moves.
 
     def _move(self, phase: Phase) -> None:

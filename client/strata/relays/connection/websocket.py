@@ -9,6 +9,7 @@ does that makes way for another. `close` and `send` of the WebSocket library pro
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -20,6 +21,14 @@ __all__ = ["ClientSocket", "open_websocket"]
 
 class ClientSocket(ClientConnection):
     """A connection of the WebSocket library whose transport can safely be closed again after its end."""
+
+    heard_at = -math.inf
+    """When bytes last came, on the loop's clock."""
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the transport."""
+        self.heard_at = self.loop.time()
+        super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the transport, once."""

@@ -13,6 +13,7 @@ from strata.protocol.packets import Packet
 from strata.relays.conduct import Aspect, Evidence, Suspicion
 from strata.relays.connection.dialing import shown
 from strata.relays.connection.values import Published, SubscribeOptions
+from strata.relays.peer_timeout import PeerTimeout
 from strata.relays.pool.link import PoolRelay
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.presence import Answer, Lookup, PresenceWatch, Resend
@@ -141,7 +142,7 @@ class Checks:
             return
         began_at = self._loop.time()
         try:
-            async with asyncio.timeout(self._options.ping_timeout):
+            async with PeerTimeout(self._options.ping_timeout):
                 async with relay.subscribe(since=0, until=0, limit=1, live=False) as answer:
                     async for _ in answer:
                         pass
@@ -175,7 +176,7 @@ class Checks:
             "live": False,
         }
         try:
-            async with asyncio.timeout(self._options.request_timeout):
+            async with PeerTimeout(self._options.request_timeout):
                 async with relay.subscribe(**query) as answer:
                     async for delivery in answer:
                         found.add(delivery.packet.packet_id)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from strata.protocol.errors import RequestTimeout
+from strata.relays.peer_timeout import LATE_SECONDS, LOOK_SECONDS, PeerTimeout
 
 __all__ = ["FindPatience", "ReadPatience"]
 
@@ -21,14 +22,15 @@ _GIVEN_BACK = 1 / 20
 class ReadPatience:
     """Ends what stands inside it with `RequestTimeout` if nothing was heard for `seconds` and it `may_end`.
 
-    Being heard costs no more than setting a number: whether it was long ago is looked up now and then, so the
-    end may come after twice the time.
+    Being heard costs no more than setting a number: whether it was long ago is looked up once a second. A
+    pause of the program does not count.
     """
 
     def __init__(self, seconds: float, may_end: Callable[[], bool], what: str) -> None:
         self._seconds = seconds
         self._may_end = may_end
         self._what = what
+        self._step = min(seconds, LOOK_SECONDS)
         self._since = math.inf
         self._limit = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
@@ -37,6 +39,7 @@ class ReadPatience:
         self._loop = asyncio.get_running_loop()
         await self._limit.__aenter__()
         self.wait()
+        self._looked_at = self._since
         self._look()
         return self
 
@@ -59,11 +62,14 @@ class ReadPatience:
         self._since = math.inf
 
     def _look(self) -> None:
-        now = self._loop.time()
+        now, last = self._loop.time(), self._looked_at
+        self._looked_at = now
+        if now - last > self._step + LATE_SECONDS:
+            self._since += now - last
         if now - self._since >= self._seconds and self._may_end():
             self._limit.reschedule(now)
         else:
-            self._timer = self._loop.call_later(self._seconds, self._look)
+            self._timer = self._loop.call_later(self._step, self._look)
 
 
 class FindPatience:
@@ -79,13 +85,10 @@ class FindPatience:
     async def next(self, found: AsyncGenerator[_T, None]) -> _T | None:
         """The next one found; None at the end. Raises `RequestTimeout` once the time is over, and what the
         generator raises."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         try:
-            async with asyncio.timeout(self._left):
+            async with PeerTimeout(self._left) as patience:
                 one = await anext(found, None)
         except TimeoutError:
             raise RequestTimeout("the search for packets", self._seconds) from None
-        left = self._left - (loop.time() - began) + self._seconds * _GIVEN_BACK
-        self._left = min(self._seconds, left)
+        self._left = min(self._seconds, patience.left + self._seconds * _GIVEN_BACK)
         return one

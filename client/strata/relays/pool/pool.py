@@ -26,6 +26,7 @@ from strata.relays.connection.keyring import Anchors
 from strata.relays.connection.pins import address_of
 from strata.relays.connection.relay import PacketRelay
 from strata.relays.connection.values import Delivery, Query, SubscribeOptions
+from strata.relays.peer_timeout import PeerTimeout
 from strata.relays.pool.checks import Checks
 from strata.relays.pool.link import MakeRelay, PoolRelay
 from strata.relays.pool.options import PoolOptions
@@ -173,7 +174,7 @@ class PacketPool:
             _log.warning("%s", warning)
         self._runner = self._loop.create_task(self._run(), name="strata-pool")
         try:
-            async with asyncio.timeout(self._options.relay.connect_timeout):
+            async with PeerTimeout(self._options.relay.connect_timeout):
                 await self._first.wait()
             self._check_failure()
         except TimeoutError:
@@ -322,20 +323,19 @@ class PacketPool:
 
         tasks = {self._loop.create_task(ask(relay), name="strata-pool-get") for relay in asked}
         pending, denials = tasks, 0
-        deadline = self._loop.time() + timeout
         try:
-            while pending:
-                left = deadline - self._loop.time()
-                done, pending = await asyncio.wait(pending, timeout=left, return_when="FIRST_COMPLETED")
-                for task in done:
-                    error = task.exception()
-                    if error is not None and not isinstance(error, StrataError):
-                        raise error
-                    if error is None and (delivery := task.result()) is not None:
-                        return delivery
-                    denials += error is None
-                if not done:
-                    break
+            async with PeerTimeout(timeout):
+                while pending:
+                    done, pending = await asyncio.wait(pending, return_when="FIRST_COMPLETED")
+                    for task in done:
+                        error = task.exception()
+                        if error is not None and not isinstance(error, StrataError):
+                            raise error
+                        if error is None and (delivery := task.result()) is not None:
+                            return delivery
+                        denials += error is None
+        except TimeoutError:
+            pass
         finally:
             for task in tasks:
                 task.cancel()
@@ -425,7 +425,7 @@ class PacketPool:
             return None
         told, now = relay.latest_time, self._wall()
         try:
-            async with asyncio.timeout(_HEAD_TIMEOUT):
+            async with PeerTimeout(_HEAD_TIMEOUT):
                 cursor = await relay.head()
         except (StrataError, TimeoutError) as error:
             _log.info("%s did not say where it ends: %s", shown(url), error)

@@ -11,6 +11,7 @@ from strata.protocol.errors import ConnectionFailed, RequestTimeout, StrataError
 from strata.protocol.packets import Packet
 from strata.relays.conduct import Aspect
 from strata.relays.connection.dialing import shown
+from strata.relays.peer_timeout import PeerTimeout
 from strata.relays.pool.checks import Checks
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.profiles import publish_delay
@@ -19,6 +20,9 @@ from strata.relays.pool.relays import Relays
 from strata.relays.pool.values import PoolPublished
 
 __all__ = ["Publisher"]
+
+_LEAST_SECONDS = 1.0
+"""What a copy has at least. If less is left, the program may have paused, and the caller is still waiting."""
 
 
 class _Publication:
@@ -101,7 +105,7 @@ class Publisher:
         """See `PacketPool.publish`."""
         deadline = self._loop.time() + timeout
         try:
-            async with asyncio.timeout_at(deadline), self._slots:
+            async with PeerTimeout(timeout), self._slots:
                 await self._checks.wait_for_room()
                 return await self._publish(packet, deadline, on_stored)
         except TimeoutError:
@@ -157,7 +161,8 @@ class Publisher:
             self._background[task] = publication
             task.add_done_callback(self._ended)
         publication.stop_timer()
-        if plan.get_timer() < plan.deadline:
+        # Unless it is confirmed, the caller's patience ends it.
+        if plan.get_timer() < (plan.deadline if plan.is_confirmed else math.inf):
             publication.timer = self._loop.call_at(plan.get_timer(), self._on_timer, publication)
 
     def _on_timer(self, publication: _Publication) -> None:
@@ -175,7 +180,9 @@ class Publisher:
         try:
             if relay is None:
                 raise ConnectionFailed(f"no connection to {shown(url)}")
-            answer = await relay.publish(publication.packet, timeout=max(plan.deadline - began_at, 0.001))
+            answer = await relay.publish(
+                publication.packet, timeout=max(plan.deadline - began_at, _LEAST_SECONDS)
+            )
         except StrataError as error:
             statistics.copies_failed += 1
             if self._failure is None:

@@ -26,6 +26,7 @@ from strata.relays.connection.values import (
     Query,
     SubscribeOptions,
 )
+from strata.relays.peer_timeout import PeerTimeout
 from strata.relays.pool.merging import Merging
 from strata.relays.pool.older_ids import OlderIdsOnDisk
 from strata.relays.pool.options import PoolOptions
@@ -375,7 +376,7 @@ class Reading:
                 deliveries = aiter(stream)
                 while True:
                     asked_at = self._loop.time()
-                    async with asyncio.timeout(self._options.request_timeout):
+                    async with PeerTimeout(self._options.request_timeout):
                         delivery = await anext(deliveries, None)
                     spent += self._loop.time() - asked_at
                     if delivery is None:

@@ -307,6 +307,7 @@ class _Chat:
             await self._wait()
         own = self._outbox.begin(room.get_message_id(payload), number, payload.decode(errors="replace"))
         view.own(own)
+        await output.flushed()
         try:
             self._outbox.bind(await room.send(payload))
         except StrataError:
@@ -316,6 +317,7 @@ class _Chat:
         async for message in room:
             self._last_received = asyncio.get_running_loop().time()
             view.received(message)
+            await output.flushed()
 
     async def _follow(self, events: AsyncIterator[ChannelEvent], view: ChatView) -> None:
         async for event in events:
@@ -327,6 +329,7 @@ class _Chat:
             if own is not None and own.state != before:
                 view.own(own)
                 self._changed.set()
+            await output.flushed()
 
     async def _watch(self, room: ReliableChannel, view: ChatView) -> None:
         """Warn about messages that cannot be read; without a key, no event reports them."""

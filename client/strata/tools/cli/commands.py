@@ -211,6 +211,7 @@ async def _report(running: Running, *, as_json: bool) -> int:
             )
         else:
             output.write_line(result.packet_id)
+        await output.flushed()
     return failed
 
 
@@ -246,6 +247,7 @@ async def _subscribe(
                 is_new = not keeper.has_printed(delivery)
                 if is_new:
                     output.write_delivery(delivery, as_json=as_json)
+                    await output.flushed()
                 keeper.printed(delivery)
                 printed += is_new
                 if printed == limit:

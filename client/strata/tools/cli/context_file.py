@@ -18,8 +18,9 @@ from typing import Self
 
 import msgspec
 
+from strata.protocol.files import replace_file
+from strata.protocol.text_files import utf8_of
 from strata.tools.cli import output
-from strata.tools.cli.files import replace_file
 
 __all__ = ["ContextFile", "SavedContext", "nearest"]
 
@@ -65,10 +66,10 @@ class ContextFile:
         if not path.is_absolute():
             return cls(path, _Contents())
         try:
-            return cls(path, _DECODER.decode(path.read_bytes()))
+            return cls(path, _DECODER.decode(utf8_of(path.read_bytes())))
         except FileNotFoundError:
             return cls(path, _Contents())
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} holds no contexts ({error}); mend or remove it") from None
 
     @classmethod
@@ -136,6 +137,10 @@ class ContextFile:
             raise ValueError("a name has up to 64 letters, digits, dots, dashes and underscores")
         if name in self._contents.contexts:
             raise ValueError(f"there is a context {name} already; remove it first")
+        try:
+            msgspec.json.encode(context)
+        except UnicodeEncodeError:
+            raise ValueError("a context cannot keep a path that is not UTF-8; rename the file") from None
         self._contents.contexts[name] = context
 
     def use(self, name: str | None) -> None:

@@ -7,7 +7,9 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+
+from strata.protocol.text_files import utf8_of
 
 __all__ = ["size_of_stdin", "stdin_lines"]
 
@@ -22,7 +24,7 @@ def size_of_stdin() -> int | None:
 
 
 async def stdin_lines() -> AsyncIterator[bytes]:
-    """Each line, without its newline. Raises `ValueError` for a line longer than a mebibyte.
+    """Each line, without its newline. Raises `ValueError` for a line longer than a mebibyte, and for UTF-16.
 
     A thread reads, since the loop has no single way to read pipes, files and terminals. The thread pauses
     while 16 pieces of 64 KiB are waiting. It is a daemon thread and reads the descriptor itself, so a blocked
@@ -41,7 +43,7 @@ async def stdin_lines() -> AsyncIterator[bytes]:
     def read() -> None:
         try:
             rest = b""
-            while piece := os.read(descriptor, _PIECE_BYTES):
+            for piece in _pieces(descriptor):
                 *lines, rest = (rest + piece).split(b"\n")
                 if len(rest) > _MAX_LINE_BYTES:
                     raise ValueError("a line of the input is longer than a mebibyte")
@@ -58,3 +60,12 @@ async def stdin_lines() -> AsyncIterator[bytes]:
             raise item
         for line in item:
             yield line
+
+
+def _pieces(descriptor: int) -> Iterator[bytes]:
+    start = b""  # may be read in parts that are smaller than a byte order mark
+    while len(start) < 3 and b"\n" not in start and (piece := os.read(descriptor, _PIECE_BYTES)):
+        start += piece
+    yield utf8_of(start)
+    while piece := os.read(descriptor, _PIECE_BYTES):
+        yield piece

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import select
+import stat
 import sys
+import threading
 import unicodedata
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -17,6 +22,7 @@ import typer
 from strata.protocol.fields import is_content_id
 from strata.protocol.ids import is_did
 from strata.protocol.sentences import sentence
+from strata.protocol.text_files import json_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -27,6 +33,7 @@ __all__ = [
     "USAGE",
     "ProgressBar",
     "fail",
+    "flushed",
     "harmless",
     "misuse",
     "note",
@@ -48,7 +55,10 @@ USAGE = 2
 
 
 def write_line(text: str) -> None:
-    """Write lines to stdout at once. Raises `BrokenPipeError` if the reader has gone away."""
+    """Write lines to stdout at once; in an event loop, see `flushed`.
+
+    Raises `BrokenPipeError` if the reader has gone away.
+    """
     _write(_harmless_lines(text).encode("utf-8", "replace"))
 
 
@@ -58,13 +68,91 @@ def write_key_file(path: Path) -> None:
 
 
 def write_record(record: Mapping[str, object]) -> None:
-    """Write one JSON object as a line to stdout at once. Raises `BrokenPipeError` as `write_line` does."""
-    _write(_ENCODER.encode(record))
+    """Write one JSON object as a line to stdout, as `write_line` does."""
+    _write(json_of(record))
 
 
 def _write(line: bytes) -> None:
-    sys.stdout.buffer.write(line + b"\n")
-    sys.stdout.buffer.flush()
+    _stdout.write(line + b"\n")
+
+
+async def flushed() -> None:
+    """Wait until stdout has taken what was written. Raises `BrokenPipeError` if the reader has gone away, and
+    `OSError`. Cancelling does not stop the writing.
+
+    In an event loop, a line that would block is kept for this call: a reader that pauses must not stop the
+    loop. Whoever writes many lines calls this after each.
+    """
+    await _stdout.flushed()
+
+
+class _Stdout:
+    """Standard output. What would block an event loop is written by a daemon thread, which writes to the
+    descriptor itself, so that a reader that never reads does not keep the program from ending."""
+
+    def __init__(self) -> None:
+        self._waiting: list[bytes] = []
+        """Lines that are not written yet; the thread may be writing the first ones."""
+        self._writing: asyncio.Future[None] | None = None
+
+    def write(self, line: bytes) -> None:
+        if self._waiting or (_is_in_loop() and _would_block(line)):
+            self._waiting.append(line)
+        else:
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+
+    async def flushed(self) -> None:
+        while self._waiting:
+            if self._writing is None:
+                loop = asyncio.get_running_loop()
+                self._writing = loop.create_future()
+                work = (loop, sys.stdout.fileno(), b"".join(self._waiting), len(self._waiting))
+                threading.Thread(target=self._work, args=work, name="strata-stdout", daemon=True).start()
+            await asyncio.shield(self._writing)
+
+    def _work(self, loop: asyncio.AbstractEventLoop, descriptor: int, data: bytes, lines: int) -> None:
+        problem: OSError | None = None
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+        except OSError as error:
+            problem = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody listens
+            loop.call_soon_threadsafe(self._written, lines, problem)
+
+    def _written(self, lines: int, problem: OSError | None) -> None:
+        assert self._writing is not None
+        writing, self._writing = self._writing, None
+        if problem is None:
+            del self._waiting[:lines]
+            writing.set_result(None)
+        else:
+            self._waiting.clear()
+            writing.set_exception(problem)
+
+
+_stdout = _Stdout()
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _would_block(line: bytes) -> bool:
+    """Whether a line must wait for the reader of stdout, or may have to."""
+    try:
+        descriptor = sys.stdout.fileno()
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False
+        # A pipe that is ready takes this much without blocking.
+        return len(line) > getattr(select, "PIPE_BUF", 0) or not select.select((), (descriptor,), (), 0)[1]
+    except (OSError, ValueError):  # no descriptor
+        return False
 
 
 def note(text: str) -> None:

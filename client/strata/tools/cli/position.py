@@ -10,8 +10,9 @@ from typing import Self
 
 import msgspec
 
+from strata.protocol.files import replace_file
+from strata.protocol.text_files import utf8_of
 from strata.relays.connection import Delivery
-from strata.tools.cli.files import replace_file
 
 __all__ = ["MAX_PRINTED", "PositionFile", "PositionKeeper", "Printed", "SavedPosition"]
 
@@ -75,18 +76,22 @@ class PositionFile:
         self._unsaved: SavedPosition | None = None
 
     def load(self) -> SavedPosition | None:
-        """The position last saved, or None if there is no file. Raises `ValueError` for a file that holds no
-        position, and for a path where none could be saved: better now than after the first packet."""
-        folder = self._path.parent
-        if self._path.is_dir() or not folder.is_dir():
+        """The position last saved, or None if there is no file or an empty one.
+
+        Raises `ValueError` for a file that holds no position, and for a path where none could be saved:
+        better now than after the first packet.
+        """
+        folder = Path(os.path.realpath(self._path)).parent
+        if (self._path.exists() and not self._path.is_file()) or not folder.is_dir():
             raise ValueError(f"{self._path} cannot keep a position: name a file in a folder that there is")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ValueError(f"{self._path} cannot keep a position: its folder cannot be written to")
         try:
-            return _DECODER.decode(self._path.read_bytes())
+            saved = utf8_of(self._path.read_bytes())
+            return _DECODER.decode(saved) if saved else None
         except FileNotFoundError:
             return None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             raise ValueError(f"{self._path} holds no position; remove it to start anew") from None
 
     def advance(self, position: SavedPosition) -> None:

@@ -20,7 +20,7 @@ _INTERRUPTED = 130
 def run(work: Coroutine[object, object, int]) -> None:
     """Run a command and exit with its code. An expected error becomes a sentence, never a traceback."""
     try:
-        code = asyncio.run(work)
+        code = asyncio.run(_to_the_end(work))
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except BrokenPipeError:
@@ -29,6 +29,12 @@ def run(work: Coroutine[object, object, int]) -> None:
     except (StrataError, ValueError, OSError) as error:
         output.fail(f"{sentence(error)}{_advice(error)}")
     raise typer.Exit(code)
+
+
+async def _to_the_end(work: Coroutine[object, object, int]) -> int:
+    code = await work
+    await output.flushed()
+    return code
 
 
 def _advice(error: Exception) -> str:

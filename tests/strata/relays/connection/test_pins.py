@@ -50,6 +50,16 @@ def test_what_is_no_pin_file_is_an_error_and_is_left_alone(path, body):
     assert path.read_text() == body
 
 
+def test_a_link_to_the_file_stays_one(path, tmp_path):
+    path.parent.mkdir()
+    path.symlink_to(tmp_path / "real")
+    PinFile(path).add("ws://a.example/", ONE)
+    assert path.is_symlink() and (tmp_path / "real").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "real").chmod(0o640)
+    PinFile(path).add("ws://b.example/", TWO)
+    assert path.is_symlink() and (tmp_path / "real").stat().st_mode & 0o777 == 0o640
+
+
 def test_nothing_is_left_beside_it(path):
     PinFile(path).add("ws://a.example/", ONE)
     PinFile(path).add("ws://b.example/", TWO)

@@ -358,6 +358,8 @@ async def test_a_bad_line_is_told_by_its_number_and_the_rest_goes_on(run, extend
     assert (code, out) == (2, "") and "line 1: " in err
     code, out, err = await run(*arguments, stdin=b"{nonsense\nfine\n")
     assert code == 1 and '"line":2' in out
+    code, out, err = await run(*arguments, stdin=b'\xef\xbb\xbf{"txt":1}\r\n')  # the mark hides nothing
+    assert (code, out) == (2, "") and "line 1: " in err
 
 
 async def test_ctrl_c_ends_at_once_and_says_what_is_left(extended, key_file, tmp_path):

@@ -141,6 +141,27 @@ async def test_refusals_and_bad_lines_are_told_by_line_and_the_rest_goes_on(publ
     assert "line 2: " in err and "not here" in err and "line 3: " in err and "line 4: " in err
 
 
+async def test_the_mark_that_windows_puts_before_utf_8_is_no_text(publisher, extended):
+    process = await publisher.start("publish", "--stdin")
+    for piece in (b"\xef", b"\xbb\xbf", b'{"type":"NOTE","n":1}\r\n', b"two\r\n"):
+        process.stdin.write(piece)
+        await process.stdin.drain()
+    process.stdin.close()
+    assert await process.wait() == 0
+    contents = [packet.content for packet, _ in extended.model.log]
+    assert contents == [{"type": "NOTE", "n": 1}, {"type": "POST", "text": "two"}]
+
+
+@pytest.mark.parametrize("coding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+async def test_utf_16_is_refused_as_a_whole(publisher, extended, coding):
+    text = '{"type":"NOTE"}\r\ntwo\r\n'.encode(coding)
+    code, out, err = await publisher("publish", "--stdin", stdin=text)
+    assert (code, out) == (1, "") and "the text is UTF-16; save it as UTF-8" in err
+    code, out, err = await publisher("channel", "room", "--topic", "/a/1/b/json", stdin=text)
+    assert code == 1 and "the text is UTF-16; save it as UTF-8" in err
+    assert [packet for packet, _ in extended.model.log if packet.content_type in ("NOTE", "POST")] == []
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["--text", "a", "--stdin"], ["--content", "{"], ["--content", "[]"]]
 )
@@ -363,7 +384,8 @@ def test_contents():
 
 
 def test_a_position_that_nobody_could_keep_is_told_before_the_first_packet(tmp_path, monkeypatch):
-    for wrong in (tmp_path, tmp_path / "no folder" / "p", Path("")):
+    (tmp_path / "link").symlink_to(tmp_path / "no folder" / "p")
+    for wrong in (tmp_path, tmp_path / "no folder" / "p", Path(""), tmp_path / "link", Path(os.devnull)):
         with pytest.raises(ValueError, match="cannot keep a position: name a file"):
             PositionFile(wrong).load()
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -374,6 +396,9 @@ def test_a_position_that_nobody_could_keep_is_told_before_the_first_packet(tmp_p
 def test_a_position_is_replaced_whole(tmp_path):
     file = PositionFile(tmp_path / "p")
     assert file.load() is None
+    (tmp_path / "p").touch()  # as mktemp makes it
+    assert file.load() is None
+    (tmp_path / "p").unlink()
     file.save()
     assert not list(tmp_path.iterdir())
     for n in range(2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import threading
 import time
@@ -131,6 +132,26 @@ def test_a_relay_named_as_an_argument_comes_from_the_environment_too(file, unuse
     strata("context", "use", "used")
     done = strata(command, STRATA_RELAY=url)
     assert url in done.stderr and NOWHERE not in done.stderr
+
+
+def test_a_file_that_windows_has_saved_is_read(file):
+    strata("context", "add", "home", "--relay", "wss://one.example/strata")
+    saved = file.read_bytes()
+    file.write_bytes(b"\xef\xbb\xbf" + saved.replace(b"\n", b"\r\n"))
+    assert "one.example" in strata("context", "list").stdout
+    file.write_text(saved.decode(), encoding="utf-16")
+    shown = strata("context", "list")
+    assert shown.exit_code == 2 and "the text is UTF-16" in shown.stderr
+
+
+def test_a_path_that_is_not_utf_8_is_refused_in_words(file, tmp_path):
+    latin = tmp_path / os.fsdecode(b"k\xe9.json")
+    added = strata("context", "add", "home", "--relay", NOWHERE, "--identity", latin)
+    assert (added.exit_code, type(added.exception)) == (2, SystemExit)
+    assert "a context cannot keep a path that is not UTF-8" in added.stderr and not file.exists()
+    for command in (["keygen", "--json", "--output", latin], ["channel-key", "--json", f"{latin}.c"]):
+        made = strata(*command)
+        assert made.exit_code == 0 and "k?.json" in made.stdout_bytes.decode()
 
 
 def test_a_user_without_a_home_has_no_contexts(file, monkeypatch):

@@ -36,6 +36,8 @@ import { type ChannelMessage, type ChannelOptions, type ChannelRelay, type Chann
 const MAX_KEPT_BYTES = 64 << 20;
 const MAX_HELD_BACK = 1_000;
 const SYNC_EXPIRES_SECONDS = 3_600;
+const TICK_MS = 1_000;
+const PAUSE_MS = 2_500;
 const NAMED = 10; // how many messages each message names; one of them is enough to find the others
 
 /** One participant's part in an open channel, made by `openChannel`. */
@@ -160,7 +162,7 @@ export class ReliableChannel {
     void this.read();
     for (const entry of this.entries.values()) if (entry.state === "sending") void this.deliver(entry);
     // Short enough for every wait that can be configured.
-    const everyMs = Math.min(1000, 250 * this.options.acknowledgeWithin);
+    const everyMs = Math.min(TICK_MS, 250 * this.options.acknowledgeWithin);
     this.timer = setInterval(() => {
       if (this.isTicking) return;
       this.isTicking = true;
@@ -216,8 +218,7 @@ export class ReliableChannel {
     entry.resendAt = clock() + 1000 * this.options.resendAfter * 2 ** Math.min(entry.attempts, 4) * (0.75 + Math.random() / 2);
   }
 
-  private resend(): void {
-    const now = clock();
+  private resend(now: number): void {
     for (const entry of this.entries.values()) {
       if (!entry.isOwn || entry.state !== "sent" || now < entry.resendAt) continue;
       entry.attempts++;
@@ -424,7 +425,10 @@ export class ReliableChannel {
   private async tick(): Promise<void> {
     if (this.closing.signal.aborted) return;
     const now = clock();
-    const seconds = Math.min(60, (now - this.lastTick) / 1000); // a machine that slept did not search meanwhile
+    const passed = now - this.lastTick;
+    const seconds = Math.min(60, passed / 1000); // a machine that slept did not search meanwhile
+    // Nor did it hear acknowledgements: they may be waiting. In a hidden tab all ticks may come late.
+    if (passed > PAUSE_MS) for (const entry of this.entries.values()) entry.resendAt += passed - TICK_MS;
     this.lastTick = now;
     // Only time in which the channel could search counts.
     const gone = this.relay.announced === undefined ? [] : this.search.givenUp(seconds);
@@ -434,7 +438,7 @@ export class ReliableChannel {
     const query = this.search.begin(now, this.places, this.relay.announced);
     if (query !== undefined) void this.look(query);
     if (this.relay.announced === undefined) return;
-    this.resend();
+    this.resend(now);
     await this.sds.sweepRepairIncomingBuffer((message) => this.repair(message));
     if (now >= this.acknowledging.syncAt) {
       this.acknowledging.said(now);

@@ -109,6 +109,8 @@ export class Outbox {
     private readonly send: Send,
     /** Whether the relay is there, so that it could answer. */
     private readonly isOnline: () => boolean = () => true,
+    /** Seconds on a clock that stands still while the program does not look: others' silence is judged by it. */
+    private readonly watched: () => number = now,
   ) {}
 
   /**
@@ -192,7 +194,7 @@ export class Outbox {
     this.leftAt.clear();
     this.unwelcome.over();
     this.heldUntil = undefined;
-    this.wokenAt = now();
+    this.wokenAt = this.watched();
     this.ring();
   }
 
@@ -272,7 +274,7 @@ export class Outbox {
       if (entry !== undefined) {
         promised.missingSince = undefined;
         this.heed(packetId, entry.refusal); // it may have been refused before it was added here
-      } else if (now() - (promised.missingSince ??= now()) >= NEWS_SECONDS) {
+      } else if (this.watched() - (promised.missingSince ??= this.watched()) >= NEWS_SECONDS) {
         this.settle(packetId)?.reject(new OutboxError("another program has sent the packet, or removed it"));
       } else {
         isSomeLeft = true; // another tab reports what it has done only after the store has changed
@@ -294,7 +296,7 @@ export class Outbox {
       while (this.underWay.size >= AT_ONCE) await this.waitForRoom();
       if (this.heldUntil !== undefined || this.stopping.signal.aborted) break;
       // Passed on in their order, which is the order of sending.
-      this.begunAt.set(entry.packetId, now());
+      this.begunAt.set(entry.packetId, this.watched());
       this.underWay.set(entry.packetId, this.sendInTurn(entry));
     }
     return isSomeLeft;
@@ -307,7 +309,7 @@ export class Outbox {
   private async waitForRoom(): Promise<void> {
     const isEnding = (packetId: string) => this.turns.get(packetId)?.signal.aborted === true;
     const first = [...this.underWay.keys()].find((packetId) => !this.leftAt.has(packetId) && !isEnding(packetId));
-    const untilSilent = () => Math.max(this.begunAt.get(first ?? "") ?? Infinity, this.wokenAt) + SILENT_SECONDS - now();
+    const untilSilent = () => Math.max(this.begunAt.get(first ?? "") ?? Infinity, this.wokenAt) + SILENT_SECONDS - this.watched();
     let timer: Timer;
     const isLong = new Promise<void>((resolve) => {
       timer = after(this.isOnline() ? Math.max(untilSilent(), 0) : SILENT_SECONDS, resolve);

@@ -236,6 +236,12 @@ export class Authenticating {
     }
   }
 
+  /** Nobody looked for `by` seconds: the relay has that much more time. */
+  postpone(by: number): void {
+    if (this.state === "authenticating" || this.wakeAt === this.patienceEndsAt) this.wakeAt += by;
+    this.patienceEndsAt += by;
+  }
+
   private begin(now: number): void {
     this.isPending = true;
     this.error = undefined;

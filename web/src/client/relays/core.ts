@@ -2,8 +2,9 @@
  * The client's side of one relay, across any number of connections.
  *
  * The shell reports events (`connectionMade`, `receiveMessage`, `connectionLost`, `handleTimer`) and passes on the
- * application's requests. After every step it does the same three things: it sends `dataToSend()`, acts on
- * `changes()`, and arms one timer for `timer`. Times are seconds on one monotonic clock.
+ * application's requests. Before every message and timer it calls `look`. After every step it does the same things: it
+ * sends `dataToSend()`, acts on `changes()`, drops a connection that `liveness` calls gone, and arms one timer for
+ * `timer`. Times are seconds on one monotonic clock.
  *
  * A bad message from a relay never throws out of the core: it is counted and dropped.
  */
@@ -14,6 +15,7 @@ import { ConnectionFailed, InvalidMessage, RequestRefused, type StrataError } fr
 import { decodeRelayMessage, encode, type ErrorMessage, type Event, type Moderated } from "../protocol/wire.js";
 import { Authenticating, type SignatureWanted } from "./authenticating.js";
 import type { Random } from "./backoff.js";
+import { Liveness } from "./liveness.js";
 import type { Options } from "./options.js";
 import { type Handle, Publishing, type PublishSettled } from "./publishing.js";
 import { Stream } from "./stream.js";
@@ -58,6 +60,10 @@ export class Core {
   readonly statistics = new Statistics();
   /** What the connected relay says about itself; undefined between connections. */
   announced: Announced | undefined;
+  /** By how many seconds, in all, deadlines were moved because the program did not look. */
+  postponed = 0;
+  /** Whether the relay is still there. */
+  readonly liveness: Liveness;
   private readonly options: Options;
   private readonly random: Random;
   private readonly outbox: string[] = [];
@@ -79,6 +85,7 @@ export class Core {
 
   constructor({ options, random, did, address, met }: CoreOptions) {
     this.options = options;
+    this.liveness = new Liveness(options);
     this.random = random;
     this.authenticating = new Authenticating(
       {
@@ -184,17 +191,22 @@ export class Core {
     return this.isOpen && (this.streams.size > 0 || this.publishing.size > 0 || this.asked.size > 0);
   }
 
-  /** Send a small request, if the relay marks the end of history: any answer shows that it is alive. */
-  probe(): boolean {
-    if (this.announced?.extensions.has("history_marker") !== true) return false;
-    const id = `k${++this.probes}`;
-    this.probing.add(id);
-    const filters = { packet_ids: [`0x${"0".repeat(64)}`], limit: 1, until: 0 };
-    this.outbox.push(encode({ type: "SUBSCRIBE", subscription_id: id, filters, history_marker: true, client_msg_id: id }));
-    return true;
-  }
-
   // What the network brings.
+
+  /**
+   * Note, before each message and timer, that the program looks. If it did not for a while, every deadline that judges
+   * the relay moves by that time: its answers may be waiting to be heard. Returns whether the program was away for so
+   * long that the connection is in doubt; then the relay is probed at once.
+   */
+  look(now: number, unixNow: number): boolean {
+    const { by, isAway } = this.liveness.look(now, unixNow);
+    if (by > 0) {
+      this.postponed += by;
+      for (const each of [this.authenticating, this.publishing, ...this.streams]) each.postpone(by);
+    }
+    this.probeIfWanted(now);
+    return isAway;
+  }
 
   /**
    * Note a new connection: send what has no answer, and resume each subscription at its position. `unixNow` is the same
@@ -219,6 +231,7 @@ export class Core {
     this.isOpen = false;
     this.statistics.connectionsLost++;
     this.authenticating.connectionLost();
+    this.liveness.connectionLost();
     this.outbox.length = 0;
     this.probing.clear();
     this.byWireId.clear();
@@ -231,6 +244,7 @@ export class Core {
 
   /** Process one frame from the relay. */
   receiveMessage(frame: string, now: number): void {
+    this.liveness.heard(now);
     let message: ReturnType<typeof decodeRelayMessage>;
     try {
       message = decodeRelayMessage(frame);
@@ -254,7 +268,7 @@ export class Core {
         if (stream === undefined) {
           // Only now: an UNSUBSCRIBE sent right after the SUBSCRIBE would cancel it, and the relay would not answer.
           const { subscription_id } = message;
-          if (this.probing.delete(subscription_id)) this.outbox.push(encode({ type: "UNSUBSCRIBE", subscription_id }));
+          if (this.isProbe(subscription_id)) this.outbox.push(encode({ type: "UNSUBSCRIBE", subscription_id }));
           break;
         }
         const before = stream.wireId;
@@ -277,8 +291,10 @@ export class Core {
     }
   }
 
-  /** Do what is due at `now`; early and late calls are harmless. */
+  /** Do what is due at `now`. Early calls are harmless, and late ones after a `look`. */
   handleTimer(now: number): void {
+    this.liveness.handleTimer(now, this.isWaiting, this.publishing.bytesInFlight > 0);
+    this.probeIfWanted(now);
     if (now >= this.authenticating.wakeAt) {
       this.authenticating.handleTimer(now);
       this.followAuthentication(now);
@@ -296,6 +312,7 @@ export class Core {
   /** End every request, publish and subscription with this error, permanently. */
   fail(error: StrataError): void {
     this.connectionLost(error);
+    this.liveness.end();
     this.news.push({ kind: "authenticated", outcome: error });
     this.publishing.fail(error);
     for (const stream of [...this.streams]) {
@@ -327,7 +344,7 @@ export class Core {
 
   /** When to call `handleTimer`; infinity while there is nothing to wait for. */
   get timer(): number {
-    return Math.min(this.streamsWakeAt, this.publishing.wakeAt, this.authenticating.wakeAt);
+    return Math.min(this.streamsWakeAt, this.publishing.wakeAt, this.authenticating.wakeAt, this.liveness.wakeAt);
   }
 
   /** The identity the relay has confirmed for this session; undefined while it is anonymous. */
@@ -385,12 +402,31 @@ export class Core {
     }
     if (this.publishing.receiveError(message, refusal, now, park)) return;
     if (stream === undefined) {
-      if (wireId === undefined || !this.probing.delete(wireId)) this.blameUnlessOurs(wireId);
+      if (wireId === undefined || !this.isProbe(wireId)) this.blameUnlessOurs(wireId);
       return;
     }
     stream.receiveError(refusal, now, park);
     this.changed.add(stream); // it may have a `LogReset` to take
     this.follow(stream, wireId);
+  }
+
+  /** Send a small request, if that is due and the relay marks the end of history: any answer shows that it is there. */
+  private probeIfWanted(now: number): void {
+    if (!this.liveness.wantsProbe) return;
+    const canProbe = this.announced?.extensions.has("history_marker") === true;
+    this.liveness.probed(now, canProbe ? this.publishing.bytesInFlight : undefined);
+    if (!canProbe) return;
+    const id = `k${++this.probes}`;
+    this.probing.add(id);
+    const filters = { packet_ids: [`0x${"0".repeat(64)}`], limit: 1, until: 0 };
+    this.outbox.push(encode({ type: "SUBSCRIBE", subscription_id: id, filters, history_marker: true, client_msg_id: id }));
+  }
+
+  /** Whether this is a probe without an answer so far. */
+  private isProbe(id: string): boolean {
+    const isOurs = this.probing.delete(id);
+    if (isOurs && this.probing.size === 0) this.liveness.answered();
+    return isOurs;
   }
 
   /** Count a refusal under its code. The codes are bounded, because a hostile relay may invent them. */
@@ -421,6 +457,7 @@ export class Core {
   /** Send requests on a new connection, now that nothing must come before them. */
   private open(announced: Announced, now: number): void {
     this.isOpen = true;
+    this.liveness.connectionMade(now);
     const forbidden = this.authenticating.obstacle("subscribe");
     // Subscriptions first, so that a program sees the packets it publishes next.
     for (const stream of [...this.streams]) {

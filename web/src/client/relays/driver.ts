@@ -40,12 +40,9 @@ export interface DriverOptions {
 const FINAL_CLOSE_CODES = [1002, 1003, 1007, 1008, 1009, 1010];
 const GOODBYE_CODES = [1001, 1012, 1013];
 const CHALLENGE_PATIENCE_SECONDS = 1;
-const WAKE_PROBE_SECONDS = 10;
-const WAKE_PROBE_INTERVAL = 5;
 const MAX_EARLY_FRAMES = 64;
+const SILENT: Ending = { code: 1006, reason: "the relay has fallen silent" };
 const ERROR_SECONDS = 0.02;
-const MAX_BEAT_MS = 60_000;
-const DAY_SECONDS = 86_400;
 
 interface Waiter<T> {
   resolve(value: T): void;
@@ -70,12 +67,8 @@ export class Driver {
   private socket: WebSocketLike | undefined;
   private timer: Timer;
   private timerAt = Infinity;
-  private pulse: ReturnType<typeof setInterval> | undefined;
+  private readonly backoff: Backoff;
   private madeAt = 0;
-  private heardAt = 0;
-  private probedAt: number | undefined;
-  private probeEndsAt = Infinity;
-  private lastProbeAt = -Infinity;
   private hangUp: ((ending: Ending) => void) | undefined;
   private wakeUp: (() => void) | undefined;
   private lastProblem: ConnectionFailed | undefined;
@@ -89,12 +82,18 @@ export class Driver {
   ) {
     checkUrl(url);
     const random = Math.random;
+    this.backoff = new Backoff(options.backoffBase, options.backoffCap, random);
     this.core = new Core({ options, random, did: more.signer?.did, address: addressOf(url), met: this.met });
   }
 
   /** Seconds on a monotonic clock. */
   now(): number {
     return performance.now() / 1000;
+  }
+
+  /** Seconds on a clock that stands still while the program does not look. */
+  watched(): number {
+    return this.observe((core) => this.now() - core.postponed);
   }
 
   /** Run `act` on the core, then carry out the results. The only way to call into the core. */
@@ -104,6 +103,29 @@ export class Driver {
     } finally {
       this.deliver();
     }
+  }
+
+  /** Note that the program looks, which it does at each message and timer, and then run `act`. */
+  private observe<T>(act: (core: Core) => T): T {
+    return this.step((core) => {
+      if (core.look(this.now(), Date.now() / 1000)) this.hurry();
+      return act(core);
+    });
+  }
+
+  /** Call `act` once the program has looked for `seconds`: only then has a relay been silent. Returns what calls it off. */
+  patience(seconds: number, act: () => void): () => void {
+    const end = this.watched() + seconds;
+    let timer: Timer;
+    const wait = (left: number) => {
+      timer = after(left, () => {
+        const more = end - this.watched();
+        if (more > 0) wait(more);
+        else act();
+      });
+    };
+    wait(seconds);
+    return () => clearTimeout(timer);
   }
 
   /**
@@ -122,9 +144,9 @@ export class Driver {
     let opened!: () => void;
     const first = new Promise<void>((resolve) => (opened = resolve));
     void this.keepConnected(opened);
-    const late = after(this.options.connectTimeout, opened);
+    const stopWaiting = this.patience(this.options.connectTimeout, opened);
     await first;
-    clearTimeout(late);
+    stopWaiting();
     if (this.failure !== undefined) throw this.failure;
     if (this.core.announced === undefined && this.core.statistics.connections === 0) {
       throw this.lastProblem ?? new ConnectionFailed(`no connection to ${shown(this.url)}: it did not answer in time`);
@@ -160,9 +182,9 @@ export class Driver {
     const error = this.core.authenticationError;
     if (!undecided && error !== undefined) return Promise.reject(error);
     return new Promise((resolve, reject) => {
-      const late = after(timeout, () => settle(() => reject(new RequestTimeout("AUTH", timeout))));
+      const stopWaiting = this.patience(timeout, () => settle(() => reject(new RequestTimeout("AUTH", timeout))));
       const settle = (act: () => void) => {
-        clearTimeout(late);
+        stopWaiting();
         this.authentications.delete(waiter);
         act();
       };
@@ -207,14 +229,14 @@ export class Driver {
         reject(new ConnectionFailed("the relay is not connected"));
         return;
       }
-      const late = after(timeout, () => {
+      const stopWaiting = this.patience(timeout, () => {
         if (!this.questions.delete(request)) return;
         this.core.cancelAsk(request);
         reject(new RequestTimeout(message.type, timeout));
       });
       this.questions.set(request, {
-        resolve: (answer) => (clearTimeout(late), resolve(answer)),
-        reject: (why) => (clearTimeout(late), reject(why)),
+        resolve: (answer) => (stopWaiting(), resolve(answer)),
+        reject: (why) => (stopWaiting(), reject(why)),
       });
     });
   }
@@ -228,18 +250,24 @@ export class Driver {
     });
   }
 
-  /** Check at once whether the relay is still there: the page or the machine may have slept. */
+  /** Check at once whether the relay is still there: the network may be another one. */
   readonly wake = (): void => {
-    this.wakeUp?.();
-    const isRecent = this.now() - this.lastProbeAt < WAKE_PROBE_INTERVAL;
-    if (this.core.isWaiting && this.probedAt === undefined && !isRecent) this.probe(WAKE_PROBE_SECONDS);
+    this.hurry();
+    this.core.liveness.check(this.now());
+    this.observe(() => undefined);
   };
+
+  /** Connect at once, if there is no connection, and try often again: what failed before says nothing of now. */
+  private hurry(): void {
+    this.backoff.reset();
+    this.wakeUp?.();
+  }
 
   // Connecting.
 
   private async keepConnected(opened: () => void): Promise<void> {
-    const { backoffBase, backoffCap, stableAfter } = this.options;
-    const backoff = new Backoff(backoffBase, backoffCap, Math.random);
+    const { backoffBase, stableAfter } = this.options;
+    this.observe(() => undefined);
     globalThis.addEventListener?.("online", this.wake);
     globalThis.document?.addEventListener("visibilitychange", this.wake);
     while (this.failure === undefined) {
@@ -258,8 +286,8 @@ export class Driver {
       this.lastProblem = problem;
       // A relay that says goodbye has not failed: it makes way for another one, or restarts.
       const worth = GOODBYE_CODES.includes(ending.code) ? backoffBase : stableAfter;
-      if (isMade && this.now() - this.madeAt >= worth) backoff.reset();
-      await this.sleep(backoff.nextDelay());
+      if (isMade && this.now() - this.madeAt >= worth) this.backoff.reset();
+      if (ending !== SILENT) await this.sleep(this.backoff.nextDelay()); // the network may be there again
     }
     globalThis.removeEventListener?.("online", this.wake);
     globalThis.document?.removeEventListener("visibilitychange", this.wake);
@@ -276,7 +304,7 @@ export class Driver {
   /** Run one connection until it ends; return how it ended. */
   private async serve(opened: () => void): Promise<Ending> {
     const early: string[] = [];
-    const timeouts = new Set<Timer>();
+    const waits = new Set<() => void>();
     const discovery = new AbortController();
     let socket: WebSocketLike;
     try {
@@ -292,22 +320,19 @@ export class Driver {
       socket.onclose = ({ code, reason }: CloseEvent) => resolve({ code, reason });
     });
     // In browsers `close` follows at once, and may say more. In Node nothing follows if nothing listens there.
-    socket.onerror = () => timeouts.add(after(ERROR_SECONDS, () => this.hangUp?.({ code: 1006, reason: "" })));
+    socket.onerror = () => waits.add(this.patience(ERROR_SECONDS, () => this.hangUp?.({ code: 1006, reason: "" })));
     socket.onopen = () => ready();
     socket.onmessage = ({ data }: MessageEvent<unknown>) => {
-      this.heardAt = this.now();
-      this.probedAt = undefined;
-      this.probeEndsAt = Infinity;
       if (typeof data !== "string" || data.length > this.options.maxMessageLength) {
         this.core.statistics.messagesInvalid++;
       } else if (isServing) {
-        this.step((core) => core.receiveMessage(data, this.now()));
+        this.observe((core) => core.receiveMessage(data, this.now()));
       } else if (early.length < MAX_EARLY_FRAMES) {
         early.push(data);
       }
     };
     const patience = <T>(seconds: number, value: T) =>
-      new Promise<T>((resolve) => timeouts.add(after(seconds, () => resolve(value))));
+      new Promise<T>((resolve) => waits.add(this.patience(seconds, () => resolve(value))));
     const manifest = discover(this.url, discovery.signal);
     try {
       const slow = patience(this.options.handshakeTimeout, "slow" as const);
@@ -319,7 +344,7 @@ export class Driver {
       if (announced === undefined) announced = await this.announcedBy(early, ended, patience);
       if (this.failure !== undefined) return await ended;
       this.socket = socket;
-      this.madeAt = this.heardAt = this.now();
+      this.madeAt = this.now();
       isServing = true;
       this.step((core) => {
         core.connectionMade(announced ?? { extensions: new Set() }, this.now(), Date.now() / 1000);
@@ -327,17 +352,14 @@ export class Driver {
       });
       opened();
       this.more.changed();
-      this.pulse = setInterval(() => this.beat(), Math.min(this.options.pingInterval * 250, MAX_BEAT_MS));
       return await ended;
     } finally {
-      for (const timeout of timeouts) clearTimeout(timeout);
-      clearInterval(this.pulse);
+      for (const stopWaiting of waits) stopWaiting();
       discovery.abort();
       socket.onopen = socket.onmessage = socket.onclose = null;
       socket.onerror = () => undefined; // some WebSockets throw errors for which there is no handler
       socket.close();
-      this.socket = this.hangUp = this.probedAt = undefined;
-      this.probeEndsAt = Infinity;
+      this.socket = this.hangUp = undefined;
       this.step((core) => core.connectionLost());
       this.more.changed();
     }
@@ -359,22 +381,6 @@ export class Driver {
       await patience(0.01, undefined);
     }
     return undefined;
-  }
-
-  // Liveness. A browser's WebSocket reports nothing when its peer disappears without closing, as after sleep.
-
-  private beat(): void {
-    const now = this.now();
-    if (now >= this.probeEndsAt) this.hangUp?.({ code: 1006, reason: "the relay has fallen silent" });
-    else if (this.probedAt === undefined && this.core.isWaiting && now - this.heardAt >= this.options.pingInterval) {
-      this.probe(this.options.pingTimeout);
-    }
-  }
-
-  private probe(patience: number): void {
-    if (!this.step((core) => core.probe())) return;
-    this.probedAt = this.lastProbeAt = this.now();
-    this.probeEndsAt = this.probedAt + patience;
   }
 
   // After every step.
@@ -411,6 +417,11 @@ export class Driver {
       }
     }
     for (const frame of this.core.dataToSend()) this.socket?.send(frame);
+    // A browser's WebSocket reports nothing when its peer disappears without closing.
+    if (this.core.liveness.isGone) {
+      this.hurry();
+      this.hangUp?.(SILENT);
+    }
     this.arm();
     if (isDecided) this.more.changed();
   }
@@ -441,10 +452,9 @@ export class Driver {
     clearTimeout(this.timer);
     this.timerAt = wakeAt;
     if (wakeAt === Infinity) return;
-    // Early calls are harmless, so a wait that is too long for a timer is cut short.
-    this.timer = after(Math.min(Math.max(wakeAt - this.now(), 0), DAY_SECONDS), () => {
+    this.timer = after(Math.max(wakeAt - this.now(), 0), () => {
       this.timerAt = Infinity;
-      this.step((core) => core.handleTimer(this.now()));
+      this.observe((core) => core.handleTimer(this.now()));
     });
   }
 }

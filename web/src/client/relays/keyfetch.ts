@@ -3,7 +3,6 @@
 import { RequestRefused, RequestTimeout, StrataError } from "../protocol/errors.js";
 import type { ReceivedPacket } from "../protocol/keys/entries.js";
 import { MAX_CHAIN_EVENTS } from "../protocol/keys/ledger.js";
-import { after } from "../timers.js";
 import type { KeyRing } from "./keyring.js";
 
 /** The most authors in one request. */
@@ -41,6 +40,8 @@ export interface KeySource {
   read(authors: readonly string[], signal: AbortSignal): AsyncIterable<ReceivedPacket>;
   /** The connection's clock, in seconds. */
   now(): number;
+  /** Call `act` once the program has looked for `seconds`. Returns what calls it off. */
+  patience(seconds: number, act: () => void): () => void;
 }
 
 /** Fills a `KeyRing` on demand. At most one request is under way; authors wanted meanwhile go into the next one. */
@@ -135,7 +136,7 @@ export class KeyFetcher {
     const events = new Map(authors.map((author) => [author, [] as ReceivedPacket[]]));
     const sizes = new Map(authors.map((author) => [author, 0]));
     const late = new AbortController();
-    const timer = after(this.timeout, () => late.abort());
+    const stopWaiting = this.source.patience(this.timeout, () => late.abort());
     let kept = 0;
     try {
       for await (const event of this.source.read(authors, late.signal)) {
@@ -150,7 +151,7 @@ export class KeyFetcher {
         if (kept > MOST_BYTES && authors.length > 1) throw new TooMuch();
       }
     } finally {
-      clearTimeout(timer);
+      stopWaiting();
     }
     const isLate = late.signal.aborted;
     const isTheAuthors = authors.length === 1 && (sizes.get(authors[0] as string) ?? 0) >= LONG_BYTES;

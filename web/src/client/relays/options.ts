@@ -15,7 +15,7 @@ export interface Options {
   readonly manifestTimeout: number;
   /** The relay is probed after this much silence while something is awaited. */
   readonly pingInterval: number;
-  /** How long a probe may go unanswered before the connection counts as dead. */
+  /** How long a probe may go unanswered before the connection counts as dead; 3 s after a sleep. */
   readonly pingTimeout: number;
 
   /** The longest wait before the first attempt to reconnect; it doubles with each attempt. */

@@ -38,7 +38,7 @@ interface Pending {
   readonly packetId: string;
   readonly frame: string;
   readonly timeout: number;
-  readonly deadline: number;
+  deadline: number;
   /** In flight: when to stop waiting for the answer. Waiting: when it may be sent. */
   dueAt: number;
   inFlight: boolean;
@@ -238,6 +238,21 @@ export class Publishing {
       }
       this.sendIfDue(handle, pending, now);
     }
+  }
+
+  /** Nobody looked for `by` seconds: what waits for the relay has that much more time. */
+  postpone(by: number): void {
+    for (const pending of this.pending.values()) {
+      pending.deadline += by;
+      if (pending.inFlight) pending.dueAt += by;
+    }
+  }
+
+  /** The size of the packets that wait for an answer. */
+  get bytesInFlight(): number {
+    let bytes = 0;
+    for (const { inFlight, frame } of this.pending.values()) if (inFlight) bytes += frame.length;
+    return bytes;
   }
 
   /** End every publish with this error. */

@@ -13,7 +13,6 @@ import { IDENTITY_TYPES } from "../protocol/keys/statements.js";
 import { isContentId, Packet } from "../protocol/packets.js";
 import { restore } from "../protocol/provenance.js";
 import type { Moderated } from "../protocol/wire.js";
-import { after } from "../timers.js";
 import { checkPacket, checkPacketId, checkSignal, checkTimeout } from "./arguments.js";
 import { Driver, type WebSocketConstructor } from "./driver.js";
 import { KeyFetcher } from "./keyfetch.js";
@@ -102,10 +101,12 @@ export class Relay {
     const source = {
       read: (authors: readonly string[], signal: AbortSignal) => this.identityPackets(authors, signal),
       now: () => this.driver.now(),
+      patience: (seconds: number, act: () => void) => this.driver.patience(seconds, act),
     };
     this.keys = new KeyFetcher(ring, source, this.options.keyTimeout);
     const send: Send = (packet, how) => this.publish(packet, how);
-    this.outbox = new Outbox(outbox ?? memoryOutbox(), send, () => this.isConnected);
+    const watched = () => this.driver.watched();
+    this.outbox = new Outbox(outbox ?? memoryOutbox(), send, () => this.isConnected, watched);
   }
 
   /**
@@ -172,7 +173,7 @@ export class Relay {
     checkTimeout(options.timeout);
     checkSignal(options.signal);
     const timeout = options.timeout ?? this.options.publishTimeout;
-    const deadline = this.driver.now() + timeout;
+    const deadline = this.driver.watched() + timeout;
     await this.takeTurn(timeout, packet.packetId, options.signal);
     try {
       this.driver.checkOpen();
@@ -181,7 +182,7 @@ export class Relay {
         const reason = `the packet has ${packet.sizeBytes} bytes, the relay takes ${limit}`;
         throw new InvalidPacket("packet_too_large", reason, undefined, limit);
       }
-      const left = deadline - this.driver.now();
+      const left = deadline - this.driver.watched();
       const published = await this.driver.publish(packet, { timeout, left, signal: options.signal });
       if (published.duplicateOf !== undefined) {
         await this.checkRepeated(packet, published.duplicateOf, deadline, options.signal);
@@ -201,7 +202,7 @@ export class Relay {
     if (stated(packet) === undefined || !isContentId(of)) throw notRepeated(packet.packetId, false);
     // The same author's, a document too: in another's packet it counts for nothing.
     const authors = packet.authorId;
-    const timeout = Math.max(deadline - this.driver.now(), 0.001);
+    const timeout = Math.max(deadline - this.driver.watched(), 0.001);
     const found = await this.get(of, { authors, timeout, ...(signal && { signal }) }).catch((error: unknown) => {
       const isRefused = error instanceof RequestRefused && error.retryAfter === undefined;
       if (isRefused || error instanceof MissingCapability) return undefined;
@@ -260,14 +261,14 @@ export class Relay {
     const { timeout = this.options.historyTimeout, ...narrow } = options;
     const found = this.fetch({ ...narrow, packetIds: packetId, limit: 1 });
     let isLate = false;
-    const late = after(timeout, () => {
+    const stopWaiting = this.driver.patience(timeout, () => {
       isLate = true;
       found.close();
     });
     try {
       for await (const delivery of found) return delivery;
     } finally {
-      clearTimeout(late);
+      stopWaiting();
     }
     if (isLate) throw new RequestTimeout(`the search for ${packetId}`, timeout);
     return undefined;
@@ -339,7 +340,7 @@ export class Relay {
     }
     await new Promise<void>((resolve, reject) => {
       const stopWaiting = () => {
-        clearTimeout(late);
+        stopTimer();
         signal?.removeEventListener("abort", leave);
       };
       const turn = () => {
@@ -352,7 +353,7 @@ export class Relay {
         this.turns.splice(this.turns.indexOf(turn), 1);
         reject(signal?.aborted ? signal.reason : new RequestTimeout(`PUBLISH ${packetId}`, timeout));
       };
-      const late = after(timeout, leave);
+      const stopTimer = this.driver.patience(timeout, leave);
       signal?.addEventListener("abort", leave, { once: true });
       this.turns.push(turn);
     });

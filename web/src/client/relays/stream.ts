@@ -315,6 +315,11 @@ export class Stream {
     else this.finishHistory();
   }
 
+  /** Nobody looked for `by` seconds: the relay has that much more time. */
+  postpone(by: number): void {
+    if (this.phase === "history") this.wakeAt += by;
+  }
+
   // Moves.
 
   private move(phase: Phase): void {

@@ -1,1 +1,0 @@
-import{a,b,c,d}from"./part-178b36f361c6b066.js";import"./part-b8032ecd7e574516.js";import"./part-1ad8f9b8fe787a99.js";import"./part-01b1ba25ac6336d4.js";import"./part-f32ab3b2cc91a4b0.js";import"./part-e0676603bb421531.js";export{b as beginOutbox,d as discard,a as items,c as put};

@@ -1,0 +1,1 @@
+import{a,b,c,d}from"./part-6eec5077b5cec9a2.js";import"./part-b8032ecd7e574516.js";import"./part-1ad8f9b8fe787a99.js";import"./part-01b1ba25ac6336d4.js";import"./part-f32ab3b2cc91a4b0.js";import"./part-e0676603bb421531.js";export{b as beginOutbox,d as discard,a as items,c as put};

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from strata.relays.peer_timeout import PeerTimeout
 from strata.relays.pool.patience import ReadPatience
-from strata.tools.sim.loop import VirtualLoop
+from strata_testkit.sim.loop import VirtualLoop
 
 from tests.support.virtual_time import virtually
 

@@ -46,7 +46,16 @@ def run(command: Sequence[str | Path], environ: dict[str, str], folder: Path = R
 def installed(folder: Path, environ: dict[str, str]) -> Path:
     """A fresh environment of Python with our two wheels in it; their dependencies are found in this one."""
     for source in ("client", "relayd"):
-        build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
+        build: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "hatchling",
+            "build",
+            "--target",
+            "wheel",
+            "--directory",
+            folder,
+        ]
         run(build, environ, ROOT / source)
     wheels = sorted(folder.glob("*.whl"))
     run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], environ)

@@ -1,7 +1,6 @@
 """Cursors: a position in the relay's log, as an opaque string that cannot be forged (A-041).
 
     "2." + hex( tag of the term, 4 bytes | epoch, 4 | order and sequence, 8 | keyed BLAKE2s of these, 8 )
-    "1." + hex( order and sequence, 8 bytes | keyed BLAKE2s of them, 8 )      up to schema 0002; still read
 
 The key belongs to the database, so a cursor survives restarts and is valid at every process on that database
 and at no other relay. It is bound to the order of the walk and to nothing else (R-155, R-156): filters and
@@ -23,8 +22,7 @@ from relayd.lineage import KnownLog, Lineage, Mark, Term
 __all__ = ["CursorCodec", "InvalidCursor"]
 
 _PREFIX: Final = b"2."
-_LENGTHS: Final = {"1.": 8, "2.": 16}
-"""The number of bytes before the MAC, by version."""
+_PLACE_BYTES: Final = 16
 _MAC_BYTES: Final = 8
 _DESCENDING: Final = 1 << 63
 
@@ -81,23 +79,20 @@ class CursorCodec:
         Raises `InvalidCursor` for anything that `encode` did not return under this key, and for a cursor of
         the other order.
         """
-        length = _LENGTHS.get(text[:2])
         digits = text[2:]
-        if length is None or len(digits) != 2 * (length + _MAC_BYTES):
+        if text[:2] != _PREFIX.decode() or len(digits) != 2 * (_PLACE_BYTES + _MAC_BYTES):
             raise InvalidCursor("not a cursor of this relay")
         try:
             raw = bytes.fromhex(digits)
         except ValueError:
             raise InvalidCursor("not a cursor of this relay") from None
         mac = self._mac.copy()
-        mac.update(raw[:length])
+        mac.update(raw[:_PLACE_BYTES])
         # Each position has exactly one text: upper case and blanks, which fromhex allows, are refused.
-        if not hmac.compare_digest(mac.digest(), raw[length:]) or raw.hex() != digits:
+        if not hmac.compare_digest(mac.digest(), raw[_PLACE_BYTES:]) or raw.hex() != digits:
             raise InvalidCursor("the cursor fails its integrity check")
-        position = int.from_bytes(raw[length - 8 : length], "big")
+        position = int.from_bytes(raw[8:_PLACE_BYTES], "big")
         if bool(position & _DESCENDING) is ascending:
             raise InvalidCursor("the cursor belongs to the other order")
         sequence = position & ~_DESCENDING
-        if length == 8:
-            return Mark(sequence, None, 1)
         return Mark(sequence, raw[:4], int.from_bytes(raw[4:8], "big"))

@@ -44,17 +44,14 @@ class Term(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A place in some log, as a cursor holds it.
-
-    `tag` is None in cursors of the first format, which stand for a place of the first epoch.
-    """
+    """A place in some log, as a cursor holds it."""
 
     sequence: int
-    tag: bytes | None
+    tag: bytes
     epoch: int
 
 
-NOWHERE = Mark(0, None, 0)
+NOWHERE = Mark(0, b"", 0)
 """The place before the first packet, which all logs share."""
 
 
@@ -108,8 +105,6 @@ class Lineage:
         """
         if mark.sequence == 0:
             return 0
-        if mark.tag is None:
-            return next((term.begins_after for term in self.path if term.epoch > 1), head)
         index = self._places.get(mark.tag)
         if index is None:
             return self._lost.get(mark.tag)

@@ -41,7 +41,7 @@ _Result = TypeVar("_Result")
 _APPEND = "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
 _APPEND_REPLICATED = (
     "SELECT * FROM relay_append_replicated($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,"
-    " $14, $15, $16, $17, $18, $19, $20, $21, $22)"
+    " $14, $15, $16, $17, $18, $19, $20, $21)"
 )
 
 _SESSION = {
@@ -226,7 +226,6 @@ class Log:
                 [mark.fence for mark in marks],
                 [mark.stream for mark in marks],
                 [mark.cursor for mark in marks],
-                [None for _ in marks],  # of `oldest_witness`, which nothing reads: see migration 0005
                 [mark.last_witness for mark in marks],
             )
 

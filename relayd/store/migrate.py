@@ -25,7 +25,7 @@ __all__ = [
     "serves_us",
 ]
 
-REVISION = "0008"
+REVISION = "schema1"
 """The schema's revision that this program reads and writes; a test holds it to the newest migration."""
 
 _CONNECT_TIMEOUT = 10.0

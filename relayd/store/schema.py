@@ -214,7 +214,6 @@ PEER_CURSORS = sa.Table(
         "stream", sa.Text, primary_key=True, comment="What was asked for; another selection begins anew."
     ),
     sa.Column("cursor", sa.Text),
-    sa.Column("oldest_witness", sa.BigInteger),
     sa.Column("last_witness", sa.BigInteger),
     comment="How far each peer was read: all up to the cursor is stored or refused.",
 )

@@ -28,8 +28,7 @@ T = TypeVar("T")
 _LOCK = 0x72656C617964  # "relayd": the key of the advisory lock under which one process migrates
 _LOCK_TIMEOUT = "120s"
 _CONNECT_TIMEOUT = 10.0
-_HAS_0004 = "SELECT to_regclass('moderation') IS NOT NULL"
-_HAS_0005 = "SELECT to_regclass('peers') IS NOT NULL"
+_BEFORE_0_2 = {f"000{number}" for number in range(1, 9)}
 
 
 def upgrade(url: str) -> None:
@@ -82,17 +81,14 @@ def _upgrade(connection: sa.Connection) -> None:
     known = {script.revision for script in scripts.walk_revisions()}
     context = MigrationContext.configure(connection)
     revision = context.get_current_revision()
+    if revision in _BEFORE_0_2:
+        raise UnsafeDatabase(
+            "this database was made by a relayd before 0.2: `relayd export` its log with that program, and"
+            " `relayd import` it into a new database"
+        )
     if revision is not None and revision not in known:
         raise UnsafeDatabase(f"the database's schema ({revision}) is newer than this program: upgrade relayd")
     config.attributes["connection"] = connection
-    if revision == "0004" and not connection.exec_driver_sql(_HAS_0004).scalar():
-        # Programs of 22 November 2026 used this number for 0003 or for 0005, before there was another 0004.
-        # Continuing from there would leave out what 0004 makes, and no program could serve the log any more.
-        has_0005 = connection.exec_driver_sql(_HAS_0005).scalar()
-        context.stamp(scripts, "0003")
-        if has_0005:
-            command.upgrade(config, "0004")
-            context.stamp(scripts, "0005")
     command.upgrade(config, "head")
     served = " ".join(served_revisions(scripts))
     connection.exec_driver_sql(f"COMMENT ON TABLE alembic_version IS '{SERVES}{served}'")

@@ -1,7 +1,5 @@
 """Cursors: opaque, versioned, integrity-checked, bound to the order and to nothing else."""
 
-import hashlib
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -19,16 +17,6 @@ def test_what_one_process_encodes_another_with_the_same_key_decodes(sequence, as
     text = CursorCodec(KEY).encode(sequence, ascending=ascending)
     assert CursorCodec(KEY).decode(text, ascending=ascending) == sequence
     assert text.startswith("2.")
-
-
-@pytest.mark.req("R-155")
-@given(sequences, st.booleans())
-def test_a_cursor_of_the_first_format_stands_for_a_place_of_the_first_epoch(sequence, ascending):
-    position = (sequence if ascending else sequence | 1 << 63).to_bytes(8, "big")
-    text = "1." + (position + hashlib.blake2s(position, key=KEY, digest_size=8).digest()).hex()
-    assert CursorCodec(KEY).open(text, ascending=ascending) == (sequence, None, 1)
-    with pytest.raises(InvalidCursor):
-        CursorCodec(KEY).open(text, ascending=not ascending)
 
 
 @pytest.mark.req("R-154")

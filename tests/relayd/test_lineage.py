@@ -119,13 +119,6 @@ TestLogs = pytest.mark.slow(Logs.TestCase)
 TestLogs.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
 
 
-@pytest.mark.req("R-155")
-def test_a_cursor_of_the_first_format_is_good_for_the_first_epoch():
-    terms = [FIRST, Term(2, b"b" * 4, 50, 1)]
-    assert Lineage(terms).holds(Mark(120, None, 1), 120)
-    assert Lineage([*terms, Term(3, b"c" * 4, 100, 2)]).good_to(Mark(120, None, 1), 200) == 100
-
-
 def test_what_another_process_knew_places_the_terms_that_a_copy_never_had():
     lost = Lineage([FIRST, Term(2, b"b" * 4, 60, 1), Term(3, b"c" * 4, 90, 1)])
     copy = Lineage([FIRST])

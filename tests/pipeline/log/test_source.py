@@ -166,7 +166,7 @@ def test_a_read_never_passes_what_is_still_being_committed(spark, log_url):
             late = relay_logs.make(99)
             await connection.execute(
                 "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, $8, NULL, NULL, false,"
-                " (SELECT tag FROM log_head), 0)",
+                " (SELECT tag FROM log_head), 0, NULL)",
                 int(time.time()), [late.digest], [late.author_id.encode()], [b"POST"], [late.timestamp],
                 [None], [late.canonical], None,
             )  # fmt: skip

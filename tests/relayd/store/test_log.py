@@ -126,7 +126,7 @@ async def test_the_database_itself_refuses_an_id_twice_in_a_batch(sql):
     with pytest.raises(asyncpg.UniqueViolationError):
         await sql.fetch(
             "SELECT * FROM relay_append($1, $2, $3, $3, $4, $5, $3, NULL, NULL, NULL, false,"
-            " (SELECT tag FROM log_head), 0)",
+            " (SELECT tag FROM log_head), 0, NULL)",
             NOW,
             ids,
             [b"x"] * 2,

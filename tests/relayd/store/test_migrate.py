@@ -9,13 +9,11 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 import sqlalchemy as sa
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from relayd.lineage import Mark
-from relayd.store import LogQuery, Store, StoreError, StoreUnavailable, UnsafeDatabase, migrate
+from relayd.store import Store, StoreError, StoreUnavailable, UnsafeDatabase, migrate
 from relayd.store.migrate import REVISION, current_revision, latest_revision
 from relayd.store.schema import METADATA, is_ours
 from relayd.store.types import SERVES
@@ -140,98 +138,13 @@ async def test_secrets_are_made_once_and_shared(store, second_store, database):
     assert repr(store.secrets.cursor_key) not in repr(store.secrets)
 
 
-@pytest.mark.req("R-155", "R-308")
-async def test_a_log_of_revision_0002_keeps_its_places(empty_database):
-    """Packets appended, and cursors issued, before the log had terms."""
-
-    def to_0002(connection: sa.Connection) -> None:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0002")
-
-    await asyncio.to_thread(run_sync, empty_database, to_0002)
-    await execute(
-        empty_database,
-        "SELECT relay_append(1790000000, ARRAY['\\x01'::bytea], ARRAY['a'::bytea], ARRAY['POST'::bytea],"
-        " ARRAY[1790000000], ARRAY[NULL::bigint], ARRAY['{}'::bytea], NULL, NULL, NULL, false)",
-    )
-    assert await migrate(empty_database) == REVISION
-    async with await Store.open(empty_database) as store:
-        head = await store.head()
-        first = store.known.lineage.current
-        assert (first.begins_after, first.epoch) == (0, 1)
-        await store.begin()
-        lineage = store.known.lineage
-        assert lineage.current.begins_after == head and lineage.term_of(head) == first
-        assert lineage.holds(Mark(head, None, 1), head)
-        await store.begin_epoch("operator")
-        assert store.known.lineage.good_to(Mark(head + 7, None, 1), head + 9) == head
-
-
 @pytest.mark.req("R-308")
-@pytest.mark.parametrize("numbered_so", ["0003", "0005"])
-async def test_a_log_of_another_0004_comes_to_the_newest_with_all_its_tables(empty_database, numbered_so):
-    """For an hour of development terms had this number, and for half an hour federation, before 0004 got its
-    present content."""
-
-    def to_another(connection: sa.Connection) -> None:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0003")
-        if numbered_so == "0005":
-            command.stamp(config, "0004")
-            command.upgrade(config, "0005")
-
-    await asyncio.to_thread(run_sync, empty_database, to_another)
-    await execute(empty_database, "UPDATE alembic_version SET version_num = '0004'")
+async def test_a_database_of_before_0_2_is_refused_in_words_that_name_the_way(empty_database):
     await migrate(empty_database)
-    assert await current_revision(empty_database) == REVISION
-    connection = await asyncpg.connect(empty_database)
-    try:
-        found = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
-    finally:
-        await connection.close()
-    assert {table.name for table in METADATA.sorted_tables} <= {row[0] for row in found}
-
-
-_OLD_ROWS = """
-SELECT relay_append($1, $2::bytea[], $3::bytea[], $4::bytea[], $5::bigint[], $6::bigint[], $7::bytea[], NULL)
-"""
-
-
-async def test_a_log_of_the_first_schema_comes_to_the_newest_with_all_its_rows(empty_database, packet):
-    now = 1_790_000_000
-
-    def first(connection: sa.Connection) -> None:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-
-    await asyncio.to_thread(run_sync, empty_database, first)
-    assert await current_revision(empty_database) == "0001"
-    packets = [packet(number) for number in range(200)]
-    connection = await asyncpg.connect(empty_database)
-    try:
-        await connection.execute(
-            _OLD_ROWS,
-            now,
-            [each.packet_id for each in packets],
-            [each.author_id.encode() for each in packets],
-            [each.content_type.encode() for each in packets],
-            [each.timestamp for each in packets],
-            [each.expires_at for each in packets],
-            [each.body for each in packets],
-        )
-    finally:
-        await connection.close()
-    await migrate(empty_database)
-    async with await Store.open(empty_database) as store:
-        page = await store.page(LogQuery(), 500, now)
-        assert [row.body for row in page.rows] == [each.body for each in packets]
-        # Stored packets are known, and new ones go behind them.
-        appended = await store.append([*packets[:3], packet(1000)], now)
-        kinds = [place.sequence > page.rows[-1].sequence for place in appended.dispositions]
-        assert kinds == [False, False, False, True]
+    await execute(empty_database, "UPDATE alembic_version SET version_num = '0008'")
+    with pytest.raises(UnsafeDatabase, match="`relayd export` its log with that program"):
+        await migrate(empty_database)
+    assert await current_revision(empty_database) == "0008"
 
 
 async def test_a_program_works_on_a_newer_schema_that_serves_it(empty_database, packet):

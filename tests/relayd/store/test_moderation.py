@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 import asyncpg
 import pytest
-import sqlalchemy as sa
-from alembic import command
 
 from relayd.moderation import NOTHING_READ, Act, Ban, LastRuling, SubjectKind
-from relayd.store import Store, migrate
-from relayd.store.migrate import REVISION
+from relayd.store import Store
 from relayd.store.moderation import Ruling
-from relayd.store.types import LogQuery, StoreUnavailable
-from relayd.store.upgrade import alembic_config, run_sync
+from relayd.store.types import StoreUnavailable
 
 NOW = 1_790_000_000
 DID = "did:strata:zAlice"
@@ -153,30 +148,3 @@ async def test_a_database_that_is_away_is_said_to_be(database: str):
     await store.close()
     with pytest.raises(StoreUnavailable):
         await store.moderation.last()
-
-
-@pytest.mark.req("R-308")
-async def test_a_process_of_the_revision_before_goes_on_beside_this_one(
-    empty_database: str, packet, monkeypatch: pytest.MonkeyPatch
-):
-    def to_0003(connection: sa.Connection) -> None:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0003")
-
-    await asyncio.to_thread(run_sync, empty_database, to_0003)
-    arguments = ", ".join(f"${number}" for number in range(1, 14))
-    as_before = f"SELECT *, received AS told FROM relay_append({arguments}) WHERE $14::bigint IS NULL"
-    monkeypatch.setattr(sys.modules["relayd.store.log"], "_APPEND", as_before)
-    monkeypatch.setattr(sys.modules["relayd.store.migrate"], "REVISION", "0003")
-    async with await Store.open(empty_database) as old:
-        first = await old.append([packet(1)], NOW)
-        monkeypatch.setattr(sys.modules["relayd.store.migrate"], "REVISION", REVISION)
-        await migrate(empty_database)
-        async with await Store.open(empty_database) as new:
-            await new.moderation.rule([ruling()], NOW)
-            await old.append([packet(2)], NOW)
-            page = await old.page(LogQuery(), 10, NOW)
-            assert [row.body for row in page.rows] == [packet(1).body, packet(2).body]
-            assert (await new.page(LogQuery(), 10, NOW)).rows == page.rows
-            assert first.dispositions[0].sequence == page.rows[0].sequence

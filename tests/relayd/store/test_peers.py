@@ -82,8 +82,6 @@ async def test_how_far_a_peer_was_read_is_stored_with_the_packets(store, packet,
     # Without a packet, as for refused packets; the last time only grows.
     await store.append([], NOW, None, [PeerMark(peer, fence, "all", "c2", NOW - 90)])
     assert await table.place(peer, "all") == ("c2", NOW - 50)
-    (oldest,) = await table._run("fetch", "SELECT oldest_witness FROM peer_cursors")
-    assert oldest[0] is None, "only older programs write it"
     # A former holder of the link changes nothing.
     await store.append([packet(2)], NOW, None, [PeerMark(peer, fence - 1, "all", "old", 1)])
     assert (await table.place(peer, "all")).cursor == "c2"
@@ -198,32 +196,6 @@ async def test_what_an_operator_does(store, peers):
     after = next(row for row in await table.rows() if row.peer_id == peer)
     assert (after.paused, after.offences, after.fence) == (False, 0, row.fence + 1)
     assert not await table.forgive("did:strata:zNobody")
-
-
-async def test_a_program_of_the_revision_before_goes_on_beside_this_one(database, store, packet):
-    """It calls `relay_append` as before, on a log that has packets of peers."""
-    await register_peers(database, [HERE])
-    await store.append([replace(packet(1), witnessed_at=NOW - 9, ingest_peer=1)], NOW)
-    connection = await asyncpg.connect(database)
-    try:
-        head, tag = await connection.fetchrow("SELECT last_sequence, tag FROM log_head")
-        new = packet(2)
-        row = await connection.fetchrow(
-            "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, NULL, NULL, NULL, false, $8, $9)",
-            NOW,
-            [new.packet_id],
-            [new.author_id.encode()],
-            [new.content_type.encode()],
-            [new.timestamp],
-            [None],
-            [new.body],
-            tag,
-            head,
-        )
-        assert row["previous"] == head
-    finally:
-        await connection.close()
-    assert [at for _, at in await told(store)] == [NOW - 9, NOW]
 
 
 async def test_a_peers_own_words_are_kept_without_what_no_text_here_may_have(peers):

@@ -320,7 +320,7 @@ async def replay(behind: asyncpg.Connection, packets: list[NewPacket]) -> None:
     """Append under the present term of the database."""
     await behind.fetchrow(
         "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, NULL, NULL, NULL, false,"
-        " (SELECT tag FROM log_head), 0)",
+        " (SELECT tag FROM log_head), 0, NULL)",
         NOW,
         [packet.packet_id for packet in packets],
         [packet.author_id.encode() for packet in packets],

@@ -1,4 +1,4 @@
-"""The files for Kubernetes: the chart, rendered by Helm, and the manifests, against its own schemas."""
+"""The chart for Kubernetes, rendered by Helm, against the schemas of Kubernetes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from relayd.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "deploy" / "helm" / "relayd"
-MANIFESTS = ROOT / "deploy" / "kubernetes" / "relayd.yaml"
 HELM = Path(sys.executable).with_name("helm")
 SECRET = {"database.existingSecret": "relayd-database"}
 
@@ -155,25 +154,8 @@ def test_a_release_whose_name_no_service_can_have_is_refused(release):
 
 
 @needs_helm
-def test_the_chart_makes_what_the_manifests_say():
-    chart, manifests = rendered(**SECRET), by_kind(MANIFESTS.read_text())
-    assert set(chart) == set(manifests)
-    assert chart["ConfigMap"]["data"] == manifests["ConfigMap"]["data"]
-    assert chart["Service"]["spec"]["ports"] == manifests["Service"]["spec"]["ports"]
-    one, other = (each["Deployment"]["spec"] for each in (chart, manifests))
-    assert one["strategy"] == other["strategy"] and one["replicas"] == other["replicas"]
-    pods = [each["template"]["spec"] for each in (one, other)]
-    for pod in pods:
-        pod["topologySpreadConstraints"][0].pop("labelSelector")
-        pod["containers"][0].pop("image")
-        pod["containers"][0].pop("imagePullPolicy", None)
-    assert pods[0] == pods[1]
-
-
-def test_the_manifests_have_probes_replicas_and_a_budget(tmp_path):
-    objects = by_kind(MANIFESTS.read_text())
-    check(objects)
-    assert set(objects) == {"ConfigMap", "Deployment", "Service", "PodDisruptionBudget"}
+def test_the_chart_has_probes_replicas_and_a_budget(tmp_path):
+    objects = rendered(**SECRET)
     (tmp_path / "config.toml").write_text(objects["ConfigMap"]["data"]["config.toml"])
     settings = load(tmp_path)
     pod = objects["Deployment"]["spec"]["template"]["spec"]

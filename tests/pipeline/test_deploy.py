@@ -192,8 +192,8 @@ def test_an_init_is_the_first_process_of_every_container():
     for stage in run:
         assert 'ENTRYPOINT ["/usr/bin/tini", "--", ' in stage
         assert re.search(r"apt-get install .*\btini\b", stage)
-    for path in ("kubernetes/relayd.yaml", "helm/relayd/templates/deployment.yaml"):
-        assert "command:" not in (ROOT / "deploy" / path).read_text()  # it would replace the init
+    deployment = ROOT / "deploy" / "helm" / "relayd" / "templates" / "deployment.yaml"
+    assert "command:" not in deployment.read_text()  # it would replace the init
 
 
 def test_compose_passes_on_what_protects_a_relay_and_bounds_each_container():

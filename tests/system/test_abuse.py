@@ -227,6 +227,7 @@ async def test_an_address_is_logged_truncated_if_asked_for(tmp_path: Path):
     with running(RelayProcess(tmp_path, **settings)) as process:
         async with open_client(process.ws, additional_headers={"X-Forwarded-For": "198.51.100.77"}) as client:
             await client.barrier()
+        assert process.stop() == 0
         log = process.log.read_text()
         assert "198.51.100.0/24" in log
         assert "198.51.100.77" not in log

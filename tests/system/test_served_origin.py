@@ -23,6 +23,7 @@ from tests.support.bare_client import BareClient, Message, open_client
 from tests.support.made_origins import header_of
 from tests.support.made_packets import new_identity
 from tests.support.relay_process import RelayProcess, running
+from tests.support.waiting import until
 
 CLIENT, PEER = new_identity(), new_identity()
 HASH = "0x" + "d1" * 32
@@ -187,6 +188,7 @@ async def test_a_downgrade_is_logged_by_id_and_reason_without_content(serving: R
     signed = unattested(new_identity())
     async with open_client(serving.ws) as client:
         await client.publish(signed)
+    await until(lambda: signed.packet_id in serving.log.read_text(), "the line of the packet")
     lines = [line for line in serving.log.read_text().splitlines() if signed.packet_id in line]
     assert any("client_attestation_missing" in line for line in lines)
     assert not any(HASH in line for line in lines)

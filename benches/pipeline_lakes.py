@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from strata.protocol.lake import FORMAT, Manifest, Span, day_of, first_of_day
+from strata.protocol.lake import Manifest, Span, day_of, first_of_day
 from strata_pipeline.lake import files
 from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.kinds import kind_of
@@ -239,7 +239,6 @@ def _commit(lake: Lake, folder: Path, told: _Written, up_to: int) -> None:
     folder.rename(staged)
     lake.commit(
         Manifest(
-            format=FORMAT,
             number=lake.chain.end.number,
             after=span.after,
             up_to=span.up_to,

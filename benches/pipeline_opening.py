@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from strata.protocol.lake import FORMAT, GENESIS, Manifest, encode, first_of_day, seal
+from strata.protocol.lake import GENESIS, Manifest, encode, first_of_day, seal
 from strata_pipeline.lake.lake import Lake
 
 from relayd.store.archived import _read_lake
@@ -60,7 +60,6 @@ def _make(lake: Path, manifests: int) -> None:
         up_to = first_of_day(_DAY + day) + 10 * (place + 1)
         manifest = seal(
             Manifest(
-                format=FORMAT,
                 number=number,
                 after=after,
                 up_to=up_to,

@@ -83,7 +83,7 @@ def put_batch(
         manifest, attempt, objects = drafted(lake, ordinals, quarantined, day=day)
         text = b""
         if times is not None:
-            manifest, text = witnessed(lake, manifest, times)
+            manifest, text = witnessed(manifest, times)
         return lake.commit(manifest, attempt, objects, text)
 
 
@@ -162,7 +162,6 @@ def unnamed(where: str) -> list[str]:
     listings = len(list(lake.store.keys("_objects"))) - len(lake.manifests)
     listings += len(list(lake.store.keys("_days"))) - len(lake.generations.records)
     listings += len(list(lake.store.keys("_erased/"))) - len(lake.erasures.records)
-    listings -= lake.store.exists("_erased/generations.json")
     there = {name for root in ("packets", "quarantine", "_attempts") for name in lake.store.keys(root)}
     there |= set(lake.store.keys("_witnesses")) - {
         f"_witnesses/{witnesses_name(one)}" for one in lake.manifests if one.witnesses

@@ -47,6 +47,7 @@ async def manifest_of(url: str, up_to: int) -> bytes:
                 packets=len(rows),
                 quarantined=0,
                 rows=digest.hexdigest(),
+                contents="",
                 body_bytes=0,
                 kinds={},
                 last_packet_id=packet_id.hex(),

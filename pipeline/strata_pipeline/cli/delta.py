@@ -22,10 +22,11 @@ def delta_command(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Publish the lake as a Delta table, in generations/_delta_log, in a bucket packets/_delta_log.
+    """Publish the lake as a Delta table.
 
-    Readers of Delta (DuckDB, Polars, Trino, Spark with Delta, …) then find a consistent table, and skip files
-    by sequence and time. The log copies no files. You can delete it at any time, and the next run writes it
+    The log is in generations/_delta_log, in a bucket in packets/_delta_log. Readers of Delta
+    (DuckDB, Polars, Trino, Spark with Delta, …) then find a consistent table, and skip files by sequence and
+    time. The log copies no files. You can delete it at any time, and the next run writes it
     again: the chain of manifests is authoritative. An extra run changes nothing. After the first run,
     compact updates the log, and so does archive with --delta.
     """

@@ -190,9 +190,7 @@ def _commit(
             f"and {len(sequences)} were found: rows are missing, or retention removed them just now"
         )
     last = places.num_rows - 1
-    bound = witnesses_hash(witnesses)
     manifest = Manifest(
-        format=lake.chain.end.format_of_next(bound),
         number=lake.chain.end.number,
         after=span.after,
         up_to=span.up_to,
@@ -200,7 +198,7 @@ def _commit(
         quarantined=quarantined,
         rows=digest_of(places),
         contents=contents_of(_folders(packets), _folders(quarantine), span),
-        witnesses=bound,
+        witnesses=witnesses_hash(witnesses),
         body_bytes=pc.sum(places["size"]).as_py() or 0,
         kinds=_kinds(packets),
         last_packet_id=(places["packet_id"][last].as_py() or b"").hex(),

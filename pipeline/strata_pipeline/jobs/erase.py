@@ -289,8 +289,6 @@ def _erase_from_day(
 ) -> bool:
     """Erase packets from a day; return whether it could be done."""
     manifests = lake.erasures.told(lake.chain.of_day(day))
-    if any(one.format == 1 for one in manifests):
-        raise LakeError(f"{day_text(day)} has batches of format 1: run strata-pipeline migrate-lake first")
     check_own(lake, day)
     old = lake.day(day)
     for unit in units_of_day(lake, day, manifests):

@@ -77,14 +77,11 @@ class Batch:
 
     def check_contents(self) -> None:
         """Raise `LakeError` unless bodies, annotations and quarantined rows match the manifests' digests."""
-        bound = [manifest for manifest in self.manifests if manifest.format > 1]
-        if not bound:
-            return
         try:
-            contents = Contents.of(self.folders, self.aside, span_over(bound))
+            contents = Contents.of(self.folders, self.aside, self.span)
         except UNREADABLE as error:
-            raise _damaged(bound[0], f"its files cannot be read: {error}") from None
-        for manifest in bound:
+            raise _damaged(self.manifests[0], f"its files cannot be read: {error}") from None
+        for manifest in self.manifests:
             if contents.digest(manifest.span) != manifest.contents:
                 raise _damaged(manifest, "a body, an annotation or a quarantined row was altered")
 

@@ -15,7 +15,6 @@ from itertools import count, groupby, zip_longest
 from strata.protocol.lake import (
     GENESIS,
     SUMMARIES,
-    WITNESSED,
     ChainEnd,
     DaySummary,
     Manifest,
@@ -145,7 +144,7 @@ class Chain:
     def may_have_witnesses(self, day: int) -> bool:
         """Whether a batch of a day may have a file of witnesses."""
         summary = self.summary_of(day)
-        return summary is None or summary.manifest_format >= WITNESSED
+        return summary is None or summary.witnesses > 0
 
     def rows_of(self, day: int) -> int:
         """The number of packets of a day, as archived."""
@@ -193,7 +192,7 @@ class Chain:
         held = f"ends with manifest {self.end.number - 1}" if self.end.number else "is empty"
         raise LakeError(
             f"{tip} is not in the chain, which {held}: the chain was cut off or replaced since, or the "
-            "tip is that of another lake, or from before a migration. Audit all of it, without --since"
+            "tip is that of another lake. Audit all of it, without --since"
         )
 
     def seal(self) -> int:

@@ -229,7 +229,7 @@ def _covered(lake: AnyLake, place: DeltaPlace, number: int | None, tip: object) 
         if tip is None or tip == found:
             return number
     raise LakeError(
-        f"{place.log} is not of this chain, which was migrated, cut off or replaced since. If "
+        f"{place.log} is not of this chain, which was cut off or replaced since. If "
         "the chain is right, publish-delta --rebuild makes another log"
     )
 

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from strata.protocol.lake import (
-    WITNESSED,
     WITNESSES,
     LakeError,
     Manifest,
@@ -172,13 +171,13 @@ class FirstReceived:
         """As much of the manifest of a batch as concerns its file."""
         number, after, up_to, rows = self._told[batch].tolist()
         return Manifest(
-            format=WITNESSED,
             number=number,
             after=after,
             up_to=up_to,
             packets=rows,
             quarantined=0,
             rows="",
+            contents="",
             body_bytes=0,
             kinds={},
             last_packet_id="",

@@ -11,7 +11,7 @@ from strata_pipeline.jobs.rewriting import stretches
 def batch(number: int, body_bytes: int) -> Manifest:
     return Manifest(
         number=number, after=10 * number, up_to=10 * number + 10, packets=10, quarantined=0, rows="",
-        body_bytes=body_bytes, kinds={}, last_packet_id="", last_received_at=0, written_at=0,
+        contents="", body_bytes=body_bytes, kinds={}, last_packet_id="", last_received_at=0, written_at=0,
         previous=GENESIS,
     )  # fmt: skip
 

@@ -29,7 +29,8 @@ def places(ordinals):
 def manifest(number, after, up_to, packets, quarantined=0, rows=""):
     return Manifest(
         number=number, after=after, up_to=up_to, packets=packets, quarantined=quarantined, rows=rows,
-        body_bytes=0, kinds={}, last_packet_id="", last_received_at=0, written_at=0, previous=GENESIS,
+        contents="", body_bytes=0, kinds={}, last_packet_id="", last_received_at=0, written_at=0,
+        previous=GENESIS,
     )  # fmt: skip
 
 

@@ -156,21 +156,6 @@ def cut_before_the_manifest(lake: Lake, made: tuple) -> None:
         lake.commit(*made)
 
 
-def test_days_left_by_an_earlier_versions_exchange_come_back(lake):
-    day = lake / "packets" / "day=2024-10-04"
-    aside = day.with_name("_day=2024-10-04.aside")
-    day.rename(aside)
-    with Lake.write(lake) as opened:
-        assert opened.moved == []
-    assert read(lake) == ALL and not aside.exists()
-    # Interrupted later: the new files are in place, and the old ones kept for their readers.
-    shutil.copytree(day, aside)
-    with Lake.write(lake):
-        pass
-    assert read(lake) == ALL and not aside.exists()
-    assert len(list((lake / "_retired").iterdir())) == 1
-
-
 def test_halves_of_records_go_and_nothing_else_does(lake):
     days = lake / "_manifests" / "days"
     for folder in (days, lake / "_erased"):

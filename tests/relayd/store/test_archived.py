@@ -51,7 +51,6 @@ class Lake:
 
     folder: Path
     sql: asyncpg.Connection
-    version: int = 2
 
     async def rows(self):
         """The rows of the log."""
@@ -70,9 +69,8 @@ class Lake:
         digest = RowsDigest()
         digest.update(rows)
         return Manifest(
-            format=self.version,
-            contents="ab" * 32 if self.version > 1 else "",
-            witnesses="cd" * 32 if self.version > 2 and len(rows) % 2 else "",
+            contents="ab" * 32,
+            witnesses="cd" * 32 if len(rows) % 2 else "",
             number=len(self.manifests),
             after=self.reached,
             up_to=rows[-1][0],
@@ -158,18 +156,6 @@ async def test_days_that_the_lake_has_go_as_ever(keeper, lake, sql, told):
     assert [row[0] for row in kept] == [first_of_day(TODAY + day) + 4 for day in range(2)]
     # Packets that retention has spared no longer belong to the day: they do not block the next one.
     assert (await keeper.maintain(LATER + DAY_SECONDS)).days == 1
-
-
-@pytest.mark.parametrize("later", [1, 2, 3])
-async def test_a_lake_that_an_earlier_version_began_proves_as_much(keeper, lake, sql, later):
-    lake.version = 1
-    await lake.archive(first_of_day(TODAY) + 8)
-    lake.version = later
-    await lake.archive(batch_rows=3)
-    assert {manifest.format for manifest in lake.manifests} == {1, later}
-    assert any(manifest.witnesses for manifest in lake.manifests) == (later == 3)
-    assert (await keeper.maintain(LATER)).days == 2
-    assert await day_partitions(sql) == [2, 3, 4]
 
 
 @pytest.mark.parametrize("first", ["archived", "erased"])
@@ -294,8 +280,8 @@ def truncated(text):
     return text[:-20]
 
 
-def of_a_later_format(text):
-    return text.replace(b'"format": 2', b'"format": 4')
+def of_another_format(text):
+    return text.replace(b'"format": 3', b'"format": 2')
 
 
 def too_long(text):
@@ -328,7 +314,7 @@ async def one_replaced(lake):
         (unreadable_manifest, Reason.UNREADABLE),
         (rewritten(0, altered), Reason.INVALID),
         (rewritten(9, truncated), Reason.INVALID),
-        (rewritten(5, of_a_later_format), Reason.INVALID),
+        (rewritten(5, of_another_format), Reason.INVALID),
         (rewritten(4, beyond_every_number), Reason.INVALID),
         (rewritten(3, too_long), Reason.INVALID),
         (one_missing_from_the_chain, Reason.INVALID),

@@ -146,7 +146,6 @@ def _told(manifest: Manifest, batch: ErasedBatch | None) -> Manifest:
     if (
         batch.packets + batch.quarantined != manifest.packets + manifest.quarantined
         or batch.packets > manifest.packets
-        or bool(batch.contents) != bool(manifest.contents)
     ):
         refuse(f"erasure of manifest {manifest.number}", "it tells of other rows than the manifest")
     return msgspec.structs.replace(

@@ -26,7 +26,6 @@ FOLDER = f"day=2024-10-04/batch={BORDER + 1}-{BORDER + 9}"
 
 MANIFEST = seal(
     Manifest(
-        format=2,
         number=12,
         after=BORDER,
         up_to=BORDER + 9,

@@ -19,7 +19,6 @@ from strata.protocol.lake import (
     Manifest,
     RowsDigest,
     Span,
-    as_format_1,
     check_chain,
     day_of,
     day_text,
@@ -27,7 +26,6 @@ from strata.protocol.lake import (
     encode,
     first_of_day,
     manifests_of_day,
-    migrated,
     others_hash,
     parse_day,
     row_bytes,
@@ -39,21 +37,20 @@ from strata.protocol.lake import (
 BORDER = first_of_day(20_000)
 
 
-def chain(*ends: int, version: int = 2) -> list[Manifest]:
+def chain(*ends: int) -> list[Manifest]:
     made: list[Manifest] = []
     for number, up_to in enumerate(ends):
         made.append(
             seal(
                 Manifest(
-                    format=version,
                     number=number,
                     after=made[-1].up_to if made else 0,
                     up_to=up_to,
                     packets=10,
                     quarantined=0,
                     rows="ab" * 32,
-                    contents="12" * 32 if version > 1 else "",
-                    witnesses="34" * 32 if version > 2 else "",
+                    contents="12" * 32,
+                    witnesses="34" * 32,
                     body_bytes=1000,
                     kinds={"POST": 10},
                     last_packet_id="cd" * 32,
@@ -66,9 +63,8 @@ def chain(*ends: int, version: int = 2) -> list[Manifest]:
     return made
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_a_sealed_chain_is_accepted_and_survives_its_files(version: int):
-    made = chain(BORDER + 10, BORDER + 20, first_of_day(20_001) + 5, version=version)
+def test_a_sealed_chain_is_accepted_and_survives_its_files():
+    made = chain(BORDER + 10, BORDER + 20, first_of_day(20_001) + 5)
     assert [decode(encode(manifest), "name") for manifest in made] == made
     check_chain(made)
     assert manifests_of_day(made, 20_000) == made[:2]
@@ -76,7 +72,7 @@ def test_a_sealed_chain_is_accepted_and_survives_its_files(version: int):
 
 @pytest.mark.parametrize("member", [name for name in Manifest.__struct_fields__ if name != "hash"])
 def test_a_change_of_any_member_shows(member: str):
-    told = json.loads(encode(chain(BORDER + 10, version=3)[0]))
+    told = json.loads(encode(chain(BORDER + 10)[0]))
     value = told[member]
     told[member] = value + 1 if isinstance(value, int) else {} if isinstance(value, dict) else "ef" * 32
     with pytest.raises(LakeError):
@@ -88,114 +84,38 @@ TOO_LARGE = encode(chain(BORDER + 10)[0]).replace(b'"packets": 10', b'"packets":
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"{", b"[]", b"null", b"\xff", b'{"format":1}', b"[" * 100_000, b'{"format":1,"x":1}', TOO_LARGE],
+    [b"", b"{", b"[]", b"null", b"\xff", b'{"format":3}', b"[" * 100_000, b'{"format":3,"x":1}', TOO_LARGE],
 )
 def test_what_is_no_manifest_is_refused_by_name(text: bytes):
     with pytest.raises(LakeError, match=r"0000000007\.json"):
         decode(text, "0000000007.json")
 
 
-def test_another_version_says_which_program_to_use():
-    for version in (4, "2", True, None):
-        told = json.loads(encode(chain(BORDER + 10)[0])) | {"format": version}
-        with pytest.raises(LakeError, match=f"format is {version!r} and this program knows 1, 2 and 3"):
-            decode(json.dumps(told).encode(), "0000000000.json")
-
-
-# As written by the first release.
-FORMAT_1 = b"""{
-  "format": 1, "number": 0, "after": 0, "up_to": 85899345920010, "packets": 10, "quarantined": 0,
-  "rows": "abababababababababababababababababababababababababababababababab", "body_bytes": 1000,
-  "kinds": {"POST": 10},
-  "last_packet_id": "cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd",
-  "last_received_at": 1728000000, "written_at": 1,
-  "previous": "0000000000000000000000000000000000000000000000000000000000000000",
-  "hash": "d83b7f265eb4a7d9266281e5edde3e47f528373d38162f8991668859e6e19b4e"
-}"""
-
-
-def test_a_file_of_format_1_is_read_and_written_as_ever():
-    read = decode(FORMAT_1, "0000000000.json")
-    assert [read] == chain(first_of_day(20_000) + 10, version=1)
-    assert json.loads(encode(read)) == json.loads(FORMAT_1)
-
-
-# As written before there was a format 3.
-FORMAT_2 = (
-    FORMAT_1.replace(b'"format": 1', b'"format": 2')
-    .replace(b'"body_bytes"', b'"contents": "%s", "body_bytes"' % (b"12" * 32))
-    .replace(FORMAT_1[-67:-3], b"9eacba7017f06245eb49816d713e9590b186e061fc5039dd609cfa5b51961ca8")
-)
-
-
-def test_a_file_of_format_2_is_read_and_written_as_ever():
-    read = decode(FORMAT_2, "0000000000.json")
-    assert [read] == chain(first_of_day(20_000) + 10)
-    assert json.loads(encode(read)) == json.loads(FORMAT_2)
-
-
-@pytest.mark.parametrize(
-    ("version", "witnesses", "why"),
-    [
-        (2, "34" * 32, "`witnesses` belongs to format 3"),
-        (2, "", "`witnesses` belongs to format 3"),
-        (3, None, "`witnesses` belongs to format 3"),
-        (3, "../" * 20, "`witnesses` is not a hash"),
-        (3, "AB" * 32, "`witnesses` is not a hash"),
-    ],
-)
-def test_witnesses_belong_to_format_3_alone_and_are_a_hash(version, witnesses, why):
-    told = json.loads(encode(chain(BORDER + 10, version=version)[0]))
-    told.pop("witnesses", None)
-    if witnesses is not None:
-        told["witnesses"] = witnesses
+@pytest.mark.parametrize("version", [1, 2, 4])
+def test_another_version_is_refused_with_the_way_out(version: int):
+    told = json.loads(encode(chain(BORDER + 10)[0])) | {"format": version}
+    del told["witnesses"]
+    why = f"format is {version} and this program reads 3 alone: archive the log anew into another folder"
     with pytest.raises(LakeError, match=why):
         decode(json.dumps(told).encode(), "0000000000.json")
 
 
-def test_a_chain_enters_format_3_with_its_first_witnesses_and_stays():
-    assert [ChainEnd(format=version).format_of_next("") for version in (1, 2, 3)] == [2, 2, 3]
-    assert [ChainEnd(format=version).format_of_next("34" * 32) for version in (1, 2, 3)] == [3, 3, 3]
-    without = msgspec.structs.replace(chain(BORDER + 10, version=3)[0], witnesses="")
-    assert decode(encode(seal(without)), "name") == seal(without)
+@pytest.mark.parametrize("witnesses", ["../" * 20, "AB" * 32])
+def test_witnesses_are_a_hash(witnesses: str):
+    made = seal(msgspec.structs.replace(chain(BORDER + 10)[0], witnesses=witnesses))
+    with pytest.raises(LakeError, match="`witnesses` is not a hash"):
+        decode(encode(made), "0000000000.json")
 
 
-def test_the_second_digest_belongs_to_format_2_alone():
-    for made in (
-        msgspec.structs.replace(chain(BORDER + 10, version=1)[0], contents="12" * 32),
-        msgspec.structs.replace(chain(BORDER + 10)[0], contents=""),
-    ):
-        text = json.loads(encode(seal(made))) | {"contents": made.contents}
-        with pytest.raises(LakeError, match="contents"):
-            decode(json.dumps(text).encode(), "0000000000.json")
-
-
-def test_a_chain_goes_on_in_format_2_and_never_back():
-    old, new = chain(BORDER + 10, BORDER + 20, version=1), chain(BORDER + 10, BORDER + 20)
-    check_chain([old[0], migrated(old[1], "12" * 32, old[0].hash)])
-    back = seal(msgspec.structs.replace(old[1], previous=new[0].hash))
-    with pytest.raises(LakeError, match="of format 1, and the one before of format 2"):
-        check_chain([new[0], back])
-
-
-def test_what_a_migration_made_proves_what_was_noted_before():
-    old = chain(BORDER + 10, BORDER + 20, version=1)
-    new: list[Manifest] = []
-    for manifest in old:
-        new.append(migrated(manifest, "12" * 32, new[-1].hash if new else GENESIS))
-    check_chain(new)
-    previous = GENESIS
-    for manifest, was in zip(new, old, strict=True):
-        assert as_format_1(manifest, previous) == was
-        previous = was.hash
-    [later] = chain(BORDER + 10, version=3)
-    assert migrated(later, later.contents, GENESIS) == later
+def test_a_manifest_without_witnesses_survives_its_file():
+    without = seal(msgspec.structs.replace(chain(BORDER + 10)[0], witnesses=""))
+    assert decode(encode(without), "name") == without
 
 
 def test_a_chain_is_looked_at_in_parts_and_tells_where_each_ends():
     made = chain(BORDER + 10, BORDER + 20, BORDER + 30)
     end = check_chain(made)
-    assert end == ChainEnd(3, made[2].hash, BORDER + 30, 2)
+    assert end == ChainEnd(3, made[2].hash, BORDER + 30)
     assert check_chain(made[1:], check_chain(made[:1])) == end
     assert check_chain([], end) == end and check_chain([]) == ChainEnd()
 

@@ -27,7 +27,6 @@ NUMBERS = st.integers(-(2**63), 2**63 - 1)
 
 MANIFEST = seal(
     Manifest(
-        format=3,
         number=12,
         after=BORDER,
         up_to=BORDER + 9,

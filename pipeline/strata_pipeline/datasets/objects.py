@@ -68,7 +68,7 @@ def read_objects(
 ) -> DataFrame:
     """The rows of objects, with columns from the names of their folders (`day`, `batch`, `kind`) if wanted.
 
-    A column that an older object lacks is null. The task raises `LakeError` for an object that is missing or
+    The task raises `LakeError` for an object that is missing or
     has other bytes than were written; with `damaged` it reads the object as far as possible.
     """
     columns = StructType([StructField(one.name, one.dataType) for one in wanted.fields])

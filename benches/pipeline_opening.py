@@ -15,8 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from strata.protocol.lake import GENESIS, Manifest, encode, first_of_day, seal
+from strata.protocol.sequences import first_of_day
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake_format import GENESIS, Manifest, encode, seal
 
 from relayd.store.archived import _read_lake
 

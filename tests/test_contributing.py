@@ -38,7 +38,7 @@ def test_the_map_has_ten_questions_through_all_of_the_house():
     assert all(any(row["path"].startswith(room) for row in ROWS) for room in rooms)
 
 
-_NUMBER = re.compile(r"`((?:client|relayd|migrations)/[^`]+)`(?:, `([A-Z_]+)`)?")
+_NUMBER = re.compile(r"`((?:client|relayd|pipeline|migrations)/[^`]+)`(?:, `([A-Z_]+)`)?")
 _VERSIONING = (ROOT / "docs/reference/versioning.md").read_text()
 NUMBERS = [place for line in _VERSIONING.splitlines() if line[:1] == "|" for place in _NUMBER.findall(line)]
 

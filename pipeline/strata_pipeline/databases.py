@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 import msgspec
 import pyarrow as pa
 import pyarrow.dataset as pads
-from strata.protocol.lake import StoredObject
 
 from strata_pipeline.datasets.objects import ARROW
 from strata_pipeline.errors import UsageError
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import open_lake
+from strata_pipeline.lake_format import StoredObject
 from strata_pipeline.schemas import schema
 from strata_pipeline.views import statements, statements_over_tables
 

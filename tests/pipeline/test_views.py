@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
-from strata.protocol.lake import Manifest, encode
 from strata_pipeline.cli import app
 from strata_pipeline.databases import database_of
 from strata_pipeline.errors import UsageError
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake_format import Manifest, encode
 from strata_pipeline.views import VIEWS, statements
 from typer.testing import CliRunner
 

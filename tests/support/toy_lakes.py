@@ -12,14 +12,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from blake3 import blake3
 from msgspec.structs import replace
-from strata.protocol.lake import (
-    Manifest,
-    Span,
-    encode_witnesses,
-    first_of_day,
-    manifests_of_day,
-    witnesses_hash,
-)
+from strata.protocol.sequences import Span, first_of_day
 from strata_pipeline.lake.checking import unit_faults, units_of_day
 from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.faults import Fault
@@ -27,6 +20,7 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.rows import digest_of, read_places
 from strata_pipeline.lake.state import LakeState
 from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake_format import Manifest, encode_witnesses, manifests_of_day, witnesses_hash
 
 __all__ = [
     "DAY",

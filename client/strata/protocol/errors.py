@@ -18,8 +18,6 @@ next to the code that raises it. A built-in class in parentheses is a second bas
     ├── MissingCapability                   not attempted: the relay has not granted the capability
     ├── ConnectionFailed                    no connection, or the peer broke the protocol
     ├── Closed                              this side closed it; nothing further will happen
-    │   strata.protocol.lake
-    ├── LakeError                           the lake's manifests are damaged, missing or of another version
     │   strata.protocol.negentropy
     ├── NegentropyError (ValueError)        a message that compares two sets is malformed
     │   strata.protocol.secret_files

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
-from strata.protocol.lake import StoredObject
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.attempts import Attempt
@@ -20,6 +19,7 @@ from strata_pipeline.lake.contents import GROUP_ROWS, UNREADABLE
 from strata_pipeline.lake.footers import check_content
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.shelves import fault_of_object
+from strata_pipeline.lake_format import StoredObject
 from strata_pipeline.planning import parallelism
 
 __all__ = ["ARROW", "OBJECT_BYTES", "put_rows", "read_objects", "write_objects"]

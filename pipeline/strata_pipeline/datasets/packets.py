@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
-from strata.protocol.lake import day_text
+from strata.protocol.sequences import day_text
 
 from strata_pipeline.datasets.dataset import Dataset
 from strata_pipeline.datasets.objects import read_objects

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import Manifest, Span, read_witnesses, witnesses_hash
+from strata.protocol.sequences import Span
 
 from strata_pipeline.errors import LogError, PipelineError, log_too_short
 from strata_pipeline.jobs.drafts import Draft, drafting
@@ -28,6 +28,7 @@ from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.places import AnyLake, write_lake
 from strata_pipeline.lake.rows import digest_of, read_places, received_on
+from strata_pipeline.lake_format import Manifest, read_witnesses, witnesses_hash
 from strata_pipeline.log.database import connect, last_of, log_state
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS, LogState, next_batch
 from strata_pipeline.planning import parallelism

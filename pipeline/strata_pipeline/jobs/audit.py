@@ -24,7 +24,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.lake import GENESIS, LakeError, Manifest, Span, day_of
+from strata.protocol.sequences import Span, day_of
 
 from strata_pipeline.datasets import Packets, Quarantine
 from strata_pipeline.errors import PipelineError, UsageError, log_too_short
@@ -39,6 +39,7 @@ from strata_pipeline.lake.layout import span_over
 from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.lake.witness_checks import surplus_witnesses, witnesses_faults
 from strata_pipeline.lake.witnesses import FirstReceived, ReceivedAt
+from strata_pipeline.lake_format import GENESIS, LakeError, Manifest
 from strata_pipeline.log.database import connect, log_state
 from strata_pipeline.planning import parallelism, planned
 from strata_pipeline.transforms.comparing import differences, doubled, still_held

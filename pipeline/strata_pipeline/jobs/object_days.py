@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from strata.protocol.lake import Part
 from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.jobs.parts import PartDone, PartWork, groups_of
@@ -19,6 +18,7 @@ from strata_pipeline.lake.object_generations import batches_of
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.rewrite_attempts import give_up
 from strata_pipeline.lake.superseding import Erasing, attempting, supersede
+from strata_pipeline.lake_format import Part
 from strata_pipeline.transforms.emptying import held_aside, read_aside
 
 __all__ = ["Asked", "Found", "RemovedRows", "Run", "compact_day", "erase_from_day", "still_there"]

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from adbc_driver_postgresql import dbapi as adbc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import Manifest, Span, day_of
+from strata.protocol.sequences import Span, day_of
 from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.datasets import Packets
@@ -41,6 +41,7 @@ from strata_pipeline.lake.checking import batch_name, chunks
 from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.lake.witnesses import Times
+from strata_pipeline.lake_format import Manifest
 from strata_pipeline.log import restoring
 from strata_pipeline.log.restoring import Head
 from strata_pipeline.planning import packed

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from strata.protocol.lake import Manifest, Span, first_of_day
+from strata.protocol.sequences import Span, first_of_day
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.checking import batch_name
 from strata_pipeline.lake.contents import UNREADABLE, Contents
 from strata_pipeline.lake.layout import LakeLayout, span_over
 from strata_pipeline.lake.rows import cut, digest_of, read_places, received_on
+from strata_pipeline.lake_format import Manifest
 
 __all__ = ["Batch", "BatchPart", "leading_days_with_holes"]
 

@@ -1,6 +1,6 @@
 """The chain of manifests of a lake, of which no more is read than is needed.
 
-Finished days have summaries (`strata.protocol.lake.summary`). If the summaries follow each other and the
+Finished days have summaries (`lake_format.summary`). If the summaries follow each other and the
 later manifests follow the last summary, opening a lake reads only the summaries and those manifests; the
 manifests of a summarised day are read, and compared with its summary, when they are needed. If summaries do
 not fit, they are ignored and all manifests are read: the manifests are authoritative.
@@ -12,7 +12,11 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import count, groupby, zip_longest
 
-from strata.protocol.lake import (
+from strata.protocol.sequences import day_of
+
+from strata_pipeline.errors import LakeError, UsageError
+from strata_pipeline.lake.stores.records import Records
+from strata_pipeline.lake_format import (
     GENESIS,
     SUMMARIES,
     ChainEnd,
@@ -21,16 +25,12 @@ from strata.protocol.lake import (
     check_chain,
     check_day,
     check_summaries,
-    day_of,
     decode,
     decode_summary,
     encode_summary,
     manifests_of_day,
     summarise,
 )
-
-from strata_pipeline.errors import LakeError, UsageError
-from strata_pipeline.lake.stores.records import Records
 
 __all__ = ["Chain", "manifest_name"]
 

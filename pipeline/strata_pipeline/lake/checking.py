@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from strata.protocol.lake import Manifest, Span, StoredObject
+from strata.protocol.sequences import Span
 
 from strata_pipeline.lake.contents import UNREADABLE, Contents, Rows, parquet_files, read_rows
 from strata_pipeline.lake.faults import Fault
@@ -24,6 +24,7 @@ from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.layout import LakeLayout, span_of, span_over
 from strata_pipeline.lake.rows import cut, digest_of, read_places
 from strata_pipeline.lake.statistics import false_statistics
+from strata_pipeline.lake_format import Manifest, StoredObject
 from strata_pipeline.schemas import schema
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The generations of a lake in a bucket (`strata.protocol.lake.generation`), and the erasures in them.
+"""The generations of a lake in a bucket (`strata_pipeline.lake_format.generation`), and the erasures in them.
 
 _generations/0000000000.json          a rewritten day: it counts from the moment when this is put
 _days/2026-11-21-<attempt>.json       the objects of that day, put earlier
@@ -10,7 +10,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from strata.protocol.lake import (
+from strata_pipeline.errors import LakeError
+from strata_pipeline.lake.erasures import Erasures
+from strata_pipeline.lake.stores.limits import DAY_RECORD_BYTES
+from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake.stores.records import ObjectRecords
+from strata_pipeline.lake_format import (
     DAY_LISTINGS,
     GENERATIONS,
     GENESIS,
@@ -27,12 +32,6 @@ from strata.protocol.lake import (
     encode_generation,
     generation_name,
 )
-
-from strata_pipeline.errors import LakeError
-from strata_pipeline.lake.erasures import Erasures
-from strata_pipeline.lake.stores.limits import DAY_RECORD_BYTES
-from strata_pipeline.lake.stores.objects import ObjectStore
-from strata_pipeline.lake.stores.records import ObjectRecords
 
 __all__ = ["ERASED", "Generations", "ObjectErasures", "batches_of"]
 

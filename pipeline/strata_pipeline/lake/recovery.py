@@ -18,7 +18,7 @@ import re
 from pathlib import Path
 from typing import NoReturn
 
-from strata.protocol.lake import Manifest, Span, decode, read_witnesses, witnesses_name
+from strata.protocol.sequences import Span
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import files
@@ -35,6 +35,7 @@ from strata_pipeline.lake.layout import (
 )
 from strata_pipeline.lake.retired import retire
 from strata_pipeline.lake.rows import digest_of, read_places
+from strata_pipeline.lake_format import Manifest, decode, read_witnesses, witnesses_name
 
 __all__ = ["recover_batches", "recover_days"]
 

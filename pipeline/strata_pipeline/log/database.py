@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import adbc_driver_postgresql
 import pyarrow as pa
-from strata.protocol.lake import Span
+from strata.protocol.sequences import Span
 
 from strata_pipeline.errors import LogError, LogUnavailable
 from strata_pipeline.log.spans import LogState

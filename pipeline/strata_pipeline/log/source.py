@@ -43,7 +43,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
-from strata.protocol.lake import Span
+from strata.protocol.sequences import Span
 
 from strata_pipeline.errors import LogUnavailable, UsageError
 from strata_pipeline.log.columns import arrow_schema, convert, select_list

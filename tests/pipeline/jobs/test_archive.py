@@ -12,12 +12,13 @@ from urllib.parse import urlsplit
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import LakeError, first_of_day, read_witnesses
+from strata.protocol.sequences import first_of_day
 from strata_pipeline.errors import LakeBusy, LogError, LogUnavailable
 from strata_pipeline.jobs import archive as archiving
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake_format import LakeError, read_witnesses
 from strata_pipeline.schemas import schema
 
 from relayd.store import Store

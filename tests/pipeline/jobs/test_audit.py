@@ -17,11 +17,11 @@ from strata.protocol import packets
 from strata.protocol.documents import key_multibase
 from strata.protocol.ids import Identity
 from strata.protocol.keys import rotate_content
-from strata.protocol.lake import LakeError
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import Audited, Finding, _verify, _whole, audit
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake_format import LakeError
 
 from tests.support import relay_logs
 from tests.support.footers import change, chunk, statistics

@@ -9,7 +9,7 @@ from typing import Any
 import obstore
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import LakeError, Manifest, Span, day_text
+from strata.protocol.sequences import Span, day_text
 from strata_pipeline.cli import app
 from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs.copy import copy_lake
@@ -21,6 +21,7 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import LakeLayout
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake_format import LakeError, Manifest
 from typer.testing import CliRunner
 
 from tests.support.file_faults import Killed

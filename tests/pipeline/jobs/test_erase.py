@@ -9,7 +9,6 @@ import shutil
 import asyncpg
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import GENESIS, ErasedBatch, LakeError
 from strata_pipeline.cli.app import app
 from strata_pipeline.errors import LogError
 from strata_pipeline.jobs import erase as job
@@ -25,6 +24,7 @@ from strata_pipeline.jobs.restore import restore
 from strata_pipeline.lake import erasure_commit, files
 from strata_pipeline.lake.delta import publish, published_files
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake_format import GENESIS, ErasedBatch, LakeError
 from typer.testing import CliRunner
 
 from tests.support import relay_logs

@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import Span, manifests_of_day
+from strata.protocol.sequences import Span
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import checking
 from strata_pipeline.lake.batches import Batch
@@ -26,6 +26,7 @@ from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.slices import Slice, rows_of, slices
+from strata_pipeline.lake_format import manifests_of_day
 
 from tests.support.toy_lakes import (
     DAY,

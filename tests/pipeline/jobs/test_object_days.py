@@ -9,14 +9,6 @@ from datetime import timedelta
 import pytest
 from blake3 import blake3
 from msgspec.structs import replace
-from strata.protocol.lake import (
-    LakeError,
-    decode_erasure,
-    encode_generation,
-    generation_name,
-    seal_erasure,
-    seal_generation,
-)
 from strata_pipeline.errors import LakeBusy, PipelineError
 from strata_pipeline.jobs.audit_erasures import check_erasures
 from strata_pipeline.jobs.audit_result import Audited
@@ -27,6 +19,14 @@ from strata_pipeline.lake.erasure_commit import put_record
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.rewrite_attempts import DEFAULT_GRACE, Grace, rewrites, sweep_days
+from strata_pipeline.lake_format import (
+    LakeError,
+    decode_erasure,
+    encode_generation,
+    generation_name,
+    seal_erasure,
+    seal_generation,
+)
 from strata_pipeline.transforms.emptying import read_aside
 
 from tests.support.file_faults import Killed

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
-from strata.protocol.lake import Manifest, StoredObject
 from strata_pipeline.cli import app
 from strata_pipeline.cli.audit import _tell
 from strata_pipeline.errors import LakeBusy, LakeError
@@ -24,6 +23,7 @@ from strata_pipeline.jobs.trust import trust
 from strata_pipeline.lake.delta import DeltaPublished, publish
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import open_lake
+from strata_pipeline.lake_format import Manifest, StoredObject
 from typer.testing import CliRunner
 
 from tests.support import relay_logs

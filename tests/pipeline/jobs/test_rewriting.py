@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.protocol.lake import GENESIS, Manifest
 from strata_pipeline.jobs.rewriting import stretches
+from strata_pipeline.lake_format import GENESIS, Manifest
 
 
 def batch(number: int, body_bytes: int) -> Manifest:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from strata.protocol.lake import LakeError
 from strata_pipeline.errors import LakeBusy, ObjectStoreError
 from strata_pipeline.jobs.object_days import compact_day
 from strata_pipeline.lake.attempts import look_at_clock
@@ -19,6 +18,7 @@ from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.rows import read_places
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.witness_checks import surplus_witnesses
+from strata_pipeline.lake_format import LakeError
 
 from tests.support.file_faults import Killed
 from tests.support.object_lakes import (

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import LakeError, Span
+from strata.protocol.sequences import Span
 from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import STAGED_MANIFEST
+from strata_pipeline.lake_format import LakeError
 
 from tests.support.file_faults import Killed
 from tests.support.toy_lakes import DAY, faults, files_below, place, read, rows_table, staged, write_batch

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 from blake3 import blake3
-from strata.protocol.lake import read_tombstone_line
 from strata_pipeline.errors import LakeError
 from strata_pipeline.jobs.elsewhere import ErasedIds, lines_elsewhere, recorded
 from strata_pipeline.jobs.failures import Refused
@@ -22,6 +21,7 @@ from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.lake.stores.limits import NOTE_BYTES
 from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake_format import read_tombstone_line
 from strata_pipeline.log.database import LogTombstone
 
 from tests.support import object_lakes, toy_lakes

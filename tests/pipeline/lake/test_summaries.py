@@ -9,7 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from strata.protocol.lake import (
+from strata_pipeline.jobs.audit import Audited, _check_names
+from strata_pipeline.lake import chain as chain_module
+from strata_pipeline.lake.chain import manifest_name
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake_format import (
     GENESIS,
     LakeError,
     Manifest,
@@ -21,11 +25,7 @@ from strata.protocol.lake import (
     seal,
     summarise,
 )
-from strata.protocol.lake.sealing import with_hash
-from strata_pipeline.jobs.audit import Audited, _check_names
-from strata_pipeline.lake import chain as chain_module
-from strata_pipeline.lake.chain import manifest_name
-from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake_format.sealing import with_hash
 
 from tests.support.file_faults import Killed, counted
 from tests.support.toy_lakes import DAY, faults, staged, write_batch

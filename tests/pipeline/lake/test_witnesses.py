@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
-from strata.protocol.lake import LakeError, Manifest, encode_witnesses, witnesses_hash, witnesses_name
 from strata_pipeline.jobs.archive import _commit
 from strata_pipeline.jobs.audit import _Witnessed
 from strata_pipeline.lake.generations import replace_day, staged_day
@@ -21,6 +20,7 @@ from strata_pipeline.lake.layout import STAGED_WITNESSES
 from strata_pipeline.lake.stores.records import DiskRecords
 from strata_pipeline.lake.witness_checks import surplus_witnesses, witnesses_faults
 from strata_pipeline.lake.witnesses import FirstReceived, Times, Witnesses
+from strata_pipeline.lake_format import LakeError, Manifest, encode_witnesses, witnesses_hash, witnesses_name
 
 from tests.support.file_faults import Killed, counted
 from tests.support.toy_lakes import DAY, compacted, faults, place, read, staged, witnessed, write_batch

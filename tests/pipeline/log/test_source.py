@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
     StringContains,
 )
-from strata.protocol.lake import Span, day_of
+from strata.protocol.sequences import Span, day_of
 from strata_pipeline.errors import DatasetError, UsageError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
+from strata.protocol.sequences import Span, first_of_day
 
-from strata.protocol.lake.sealing import read_sealed, refuse, text_of, with_hash
-from strata.protocol.lake.sequences import Span, first_of_day
+from strata_pipeline.lake_format.sealing import read_sealed, refuse, text_of, with_hash
 
 __all__ = [
     "FORMAT",

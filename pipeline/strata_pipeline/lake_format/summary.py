@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 from blake3 import blake3
+from strata.protocol.sequences import Span, day_of, day_text, is_day
 
-from strata.protocol.lake.manifest import GENESIS, ChainEnd, Manifest, check_chain
-from strata.protocol.lake.sealing import LakeError, read_sealed, refuse, text_of, with_hash
-from strata.protocol.lake.sequences import Span, day_of, day_text, is_day
+from strata_pipeline.lake_format.manifest import GENESIS, ChainEnd, Manifest, check_chain
+from strata_pipeline.lake_format.sealing import LakeError, read_sealed, refuse, text_of, with_hash
 
 __all__ = [
     "SUMMARIES",

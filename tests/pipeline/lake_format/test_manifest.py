@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.protocol.lake import (
+from strata.protocol.sequences import first_of_day
+from strata_pipeline.lake_format import (
     GENESIS,
-    HASHED,
     NOTHING,
     OTHERS,
     ChainEnd,
@@ -18,20 +18,13 @@ from strata.protocol.lake import (
     LakeError,
     Manifest,
     RowsDigest,
-    Span,
     check_chain,
-    day_of,
-    day_text,
     decode,
     encode,
-    first_of_day,
     manifests_of_day,
     others_hash,
-    parse_day,
     row_bytes,
     seal,
-    string_key,
-    string_keys,
 )
 
 BORDER = first_of_day(20_000)
@@ -195,22 +188,3 @@ def test_every_column_of_a_quarantined_row_counts():
                 hashes.add(others_hash(row | {name: value}))
     # The empty string and empty bytes are encoded alike; all other values differ.
     assert len(hashes) > 4 * len(OTHERS)
-
-
-def test_long_strings_are_hashes_that_no_string_is():
-    for text in ("POST", "", "x" * 512, "\u00e9" * 256, "a\0b"):
-        assert string_key(text) == text.encode()
-    for text in ("x" * 513, "\u00e9" * 257):
-        assert len(string_key(text)) == 33 and string_key(text).startswith(HASHED)
-
-
-@given(st.lists(st.one_of(st.text(max_size=20), st.just("\u00e9" * 256), st.just("x" * 513))))
-def test_many_strings_have_the_keys_that_each_has(values: list[str]):
-    assert string_keys(values) == [string_key(value) for value in values]
-
-
-@given(st.integers(0, 60_000), st.integers(1, 2**32 - 1))
-def test_sequences_and_days(day: int, ordinal: int):
-    sequence = first_of_day(day) + ordinal
-    assert day_of(sequence) == day == parse_day(day_text(day))
-    assert Span(0, sequence).day == day and Span(0, sequence).ordinals == ordinal

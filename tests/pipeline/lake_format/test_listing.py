@@ -6,7 +6,8 @@ import json
 
 import msgspec
 import pytest
-from strata.protocol.lake import (
+from strata.protocol.sequences import first_of_day
+from strata_pipeline.lake_format import (
     LakeError,
     Listing,
     Manifest,
@@ -14,7 +15,6 @@ from strata.protocol.lake import (
     check_listing,
     decode_listing,
     encode_listing,
-    first_of_day,
     listing_name,
     seal,
     seal_listing,

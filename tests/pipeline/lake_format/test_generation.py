@@ -6,7 +6,8 @@ import json
 
 import msgspec
 import pytest
-from strata.protocol.lake import (
+from strata.protocol.sequences import first_of_day
+from strata_pipeline.lake_format import (
     GENESIS,
     Erasure,
     Generation,
@@ -21,7 +22,6 @@ from strata.protocol.lake import (
     decode_generation,
     encode_day_listing,
     encode_generation,
-    first_of_day,
     generation_name,
     seal,
     seal_day_listing,

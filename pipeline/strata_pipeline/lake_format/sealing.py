@@ -7,7 +7,6 @@ from typing import Final, NoReturn, Protocol, TypeVar
 
 import msgspec
 from blake3 import blake3
-
 from strata.protocol import canonical
 from strata.protocol.errors import InvalidInput, StrataError
 

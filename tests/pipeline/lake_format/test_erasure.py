@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from strata.protocol.lake import (
+from strata_pipeline.lake_format import (
     GENESIS,
     ErasedBatch,
     Erasure,

@@ -20,7 +20,7 @@ COPY locks/image.txt /locks/
 RUN python -m venv /opt/relayd \
  && /opt/relayd/bin/python -m pip install --quiet --require-hashes -r /locks/image.txt
 COPY --from=wheel /wheels /wheels
-RUN /opt/relayd/bin/python -m pip install --quiet --no-deps /wheels/strata_sdk-*.whl /wheels/relayd-*.whl \
+RUN /opt/relayd/bin/python -m pip install --quiet --no-deps /wheels/strata_sdk-*.whl /wheels/strata_pipeline-*.whl /wheels/relayd-*.whl \
  && /opt/relayd/bin/python -m compileall -q /opt/relayd/lib
 
 FROM ${PYTHON_IMAGE} AS pipeline-build

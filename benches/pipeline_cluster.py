@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from strata.protocol.lake import Span
 from strata.protocol.packets import Packet
+from strata.protocol.sequences import Span
 from strata_pipeline.datasets import Packets
 from strata_pipeline.jobs.archive import Archived, archive
 from strata_pipeline.lake.lake import Lake

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from strata.protocol.lake import day_text
+from strata.protocol.sequences import day_text
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
 
 from benches.job_memory import job_command, run

@@ -21,13 +21,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from strata.protocol.lake import FORMAT, Manifest, Span, day_of, first_of_day
+from strata.protocol.sequences import Span, day_of, first_of_day
 from strata_pipeline.lake import files
 from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import batch_path
 from strata_pipeline.lake.rows import digest_of, read_places
+from strata_pipeline.lake_format import Manifest
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
 
 from benches.pipeline_packets import Made, Row, made_rows
@@ -239,7 +240,6 @@ def _commit(lake: Lake, folder: Path, told: _Written, up_to: int) -> None:
     folder.rename(staged)
     lake.commit(
         Manifest(
-            format=FORMAT,
             number=lake.chain.end.number,
             after=span.after,
             up_to=span.up_to,

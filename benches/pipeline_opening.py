@@ -15,8 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from strata.protocol.lake import FORMAT, GENESIS, Manifest, encode, first_of_day, seal
+from strata.protocol.sequences import first_of_day
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake_format import GENESIS, Manifest, encode, seal
 
 from relayd.store.archived import _read_lake
 
@@ -60,7 +61,6 @@ def _make(lake: Path, manifests: int) -> None:
         up_to = first_of_day(_DAY + day) + 10 * (place + 1)
         manifest = seal(
             Manifest(
-                format=FORMAT,
                 number=number,
                 after=after,
                 up_to=up_to,

@@ -27,7 +27,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from strata.protocol.lake import day_text, first_of_day
+from strata.protocol.sequences import day_text, first_of_day
 
 from benches.job_memory import job_command, run
 from benches.measures import Measure

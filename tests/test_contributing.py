@@ -38,7 +38,7 @@ def test_the_map_has_ten_questions_through_all_of_the_house():
     assert all(any(row["path"].startswith(room) for row in ROWS) for room in rooms)
 
 
-_NUMBER = re.compile(r"`((?:client|relayd|migrations)/[^`]+)`(?:, `([A-Z_]+)`)?")
+_NUMBER = re.compile(r"`((?:client|relayd|pipeline|migrations)/[^`]+)`(?:, `([A-Z_]+)`)?")
 _VERSIONING = (ROOT / "docs/reference/versioning.md").read_text()
 NUMBERS = [place for line in _VERSIONING.splitlines() if line[:1] == "|" for place in _NUMBER.findall(line)]
 
@@ -54,6 +54,7 @@ def test_the_licence_is_whole_and_part_of_the_distribution():
     assert text.split("\n", 2)[1].strip() == "Apache License"
     assert "END OF TERMS AND CONDITIONS" in text and "APPENDIX: How to apply the Apache License" in text
     assert text.rstrip().endswith("limitations under the License.")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["project"]["license-files"] == ["LICENSE"]
-    assert "/LICENSE" in project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    for folder in ("client", "relayd", "pipeline", "testkit"):
+        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
+        assert project["project"]["license-files"] == ["LICENSE"]
+        assert (ROOT / folder / "LICENSE").read_text() == text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -89,6 +91,28 @@ def test_the_library_is_rings_and_relayd_rests_on_the_innermost():
         allowed = {innermost, "relays"} if room.name == "federation" else {innermost}
         assert {module.split(".")[1] for module in used if module.startswith("strata.")} <= allowed, room
     assert rings["relays"] == {innermost}
+
+
+def test_relayd_knows_the_format_of_lakes_in_one_module_that_is_imported_on_demand():
+    """It is an extra: a relay that archives nothing does without the pipeline."""
+    homes = {path: imports(path) for path in (ROOT / "relayd").rglob("*.py")}
+    needs = {
+        path.relative_to(ROOT).as_posix(): {one for one in found if one.startswith("strata_pipeline")}
+        for path, found in homes.items()
+    }
+    found = {path: modules for path, modules in needs.items() if modules}
+    assert found == {"relayd/store/archived.py": {"strata_pipeline.lake_format"}}
+    code = "import relayd.cli, relayd.store, sys; assert 'strata_pipeline' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
+def test_the_format_of_lakes_needs_no_spark_and_no_arrow():
+    heavy = "{'pyspark', 'pyarrow', 'pandas', 'numpy'}"
+    code = f"import strata_pipeline.lake_format, sys; assert not {heavy} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+    for path in (ROOT / "pipeline/strata_pipeline/lake_format").glob("*.py"):
+        ours = [one for one in imports(path) if one.startswith("strata")]
+        assert all(one.startswith(("strata.protocol", "strata_pipeline.lake_format")) for one in ours), path
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 import msgspec
 import pyarrow as pa
 import pyarrow.dataset as pads
-from strata.protocol.lake import StoredObject
 
 from strata_pipeline.datasets.objects import ARROW
 from strata_pipeline.errors import UsageError
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import open_lake
+from strata_pipeline.lake_format import StoredObject
 from strata_pipeline.schemas import schema
 from strata_pipeline.views import statements, statements_over_tables
 
@@ -138,8 +138,5 @@ class _Manifests:
         return _MANIFEST.__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        # A manifest that names no witnesses lacks the member, and the views over files show it as NULL.
-        rows = [
-            {**msgspec.to_builtins(one), "witnesses": one.witnesses or None} for one in self._lake.manifests
-        ]
+        rows = list(map(msgspec.to_builtins, self._lake.manifests))
         return pa.Table.from_pylist(rows, _MANIFEST).__arrow_c_stream__(requested_schema)

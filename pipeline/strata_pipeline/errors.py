@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.protocol.lake import LakeError
+from strata_pipeline.lake_format import LakeError
 
 __all__ = [
     "DatasetError",

@@ -25,8 +25,8 @@ from typing import Final, Protocol
 
 import msgspec
 from strata.protocol.errors import ErrorCode, InvalidPacket
-from strata.protocol.lake import DAY_SECONDS, first_of_day
 from strata.protocol.packets import Packet
+from strata.protocol.sequences import DAY_SECONDS, first_of_day
 from strata.protocol.typed import trust_strength
 
 from relayd.admission.refusals import UNAVAILABLE

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from strata.protocol.lake import DAY_SECONDS
+from strata.protocol.sequences import DAY_SECONDS
 
 from relayd.cli.scraped import metrics_url, scrape
 from relayd.config import Settings

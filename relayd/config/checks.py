@@ -47,6 +47,11 @@ def contradictions(settings: Settings) -> list[str]:
             "retention_requires_archive needs archive_manifests: the folder _manifests of the lake that"
             " `strata-pipeline archive` writes"
         )
+    if settings.retention_requires_archive and importlib.util.find_spec("strata_pipeline") is None:
+        problems.append(
+            "retention_requires_archive needs the reader of lakes: install relayd[archive] (in a checkout"
+            " ./pipeline)"
+        )
     for name in ("blocked_authors", "allowed_authors", "refused_clients"):
         problems += [f"{name}: {did} is not a DID" for did in getattr(settings, name) if not is_did(did)]
     problems += _policy_problems(settings)

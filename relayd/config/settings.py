@@ -177,7 +177,9 @@ class Settings:
         30, "Whole days that packets are kept; 0 keeps them forever.", unit="days"
     )
     retention_requires_archive: bool = _setting(
-        False, "Keep each day beyond `retention_days` until `archive_manifests` prove that it is archived."
+        False,
+        "Keep each day beyond `retention_days` until `archive_manifests` prove that it is archived. Needs"
+        " relayd[archive].",
     )
     archive_manifests: Path | None = _setting(
         None, "Folder `_manifests` of the lake that the log is archived into, or a copy of that folder."

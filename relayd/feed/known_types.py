@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from strata.protocol.lake import HASHED
+from strata.protocol.columns import HASHED
 
 from relayd.faults import FaultLog
 from relayd.logs import get_logger, problem_of

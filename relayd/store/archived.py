@@ -1,6 +1,6 @@
 """Checks that a lake holds a day of the log before retention drops the day.
 
-The evidence is the lake's manifests (`strata.protocol.lake`), and no manifest is believed alone:
+The evidence is the lake's manifests (`strata_pipeline.lake_format`), and no manifest is believed alone:
 
 1. Each must match its hash, and they must form one chain from the first. For finished days that are not in
    question, summaries may stand in for the manifests; they form their own chain.
@@ -10,13 +10,15 @@ The evidence is the lake's manifests (`strata.protocol.lake`), and no manifest i
 So with a lake of another relay, an older copy of a lake, or a log that was changed after it was archived, the
 day is kept. Whether the lake's files still hold what the manifests say is checked by the audit: to check it
 here, the relay would have to read them all.
+
+This is the one module of relayd that needs strata-pipeline (`relayd[archive]`), so it is imported where an
+archive is required, and not before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import itertools
 import os
 import re
@@ -27,7 +29,8 @@ from typing import NamedTuple
 import asyncpg
 from blake3 import blake3
 from strata.protocol.errors import InvalidInput
-from strata.protocol.lake import (
+from strata.protocol.sequences import day_of, day_text, first_of_day
+from strata_pipeline.lake_format import (
     RECORD_BYTES,
     SUMMARIES,
     ChainEnd,
@@ -38,14 +41,13 @@ from strata.protocol.lake import (
     check_chain,
     check_day,
     check_summaries,
-    day_of,
-    day_text,
     decode,
     decode_summary,
-    first_of_day,
 )
 
-__all__ = ["ArchivedDays", "NotArchived", "Reason"]
+from relayd.store.types import NotArchived, Unproven
+
+__all__ = ["ArchivedDays"]
 
 _MANIFEST = re.compile(r"\d{10}\.json")
 _SUMMARY = re.compile(r"\d{4}-\d\d-\d\d\.json")
@@ -70,37 +72,6 @@ _JOINED = (
 _SINGLE = f"SELECT sequence, received_at, packet_id {_ROWS} ORDER BY sequence"
 
 
-class Reason(enum.StrEnum):
-    """Why a day cannot be dropped."""
-
-    UNREADABLE = "unreadable"
-    INVALID = "invalid"
-    BEHIND = "behind"
-    DIFFERS = "differs"
-
-
-_ACTIONS = {
-    Reason.UNREADABLE: "make the folder of archive_manifests readable for the relay",
-    Reason.INVALID: "bring the lake's _manifests back as they were written, from a copy",
-    Reason.BEHIND: "let `strata-pipeline archive` catch up with the log",
-    Reason.DIFFERS: "find out with `strata-pipeline audit` whether the lake or the log was changed",
-}
-
-
-class NotArchived(Exception):
-    """The lake does not prove that it holds a day."""
-
-    def __init__(self, reason: Reason, problem: str) -> None:
-        self.reason = reason
-        self.problem = problem
-        super().__init__(problem)
-
-    @property
-    def action(self) -> str:
-        """What an operator should do about it."""
-        return _ACTIONS[self.reason]
-
-
 class _Batch(NamedTuple):
     """The needed parts of a manifest: a lake that follows the log has thousands of manifests per day."""
 
@@ -121,7 +92,7 @@ class _Lake(NamedTuple):
     """The batches that the chain has of these days."""
     reached: int
     """The sequence up to which the lake holds the log."""
-    problem: tuple[Reason, str] | None
+    problem: tuple[Unproven, str] | None
 
 
 class _Refused(NamedTuple):
@@ -129,7 +100,7 @@ class _Refused(NamedTuple):
 
     batches: Sequence[_Batch]
     checked_at: int
-    problem: tuple[Reason, str]
+    problem: tuple[Unproven, str]
 
 
 class ArchivedDays:
@@ -167,7 +138,8 @@ class ArchivedDays:
         await asyncio.wait({self._reading}, timeout=_READ_TIMEOUT)
         if not self._reading.done():
             raise NotArchived(
-                Reason.UNREADABLE, f"{self._folder} is still being read after {_READ_TIMEOUT:.0f} seconds"
+                Unproven.UNREADABLE,
+                f"{self._folder} is still being read after {_READ_TIMEOUT:.0f} seconds",
             )
         reading, self._reading = self._reading, None
         return reading.result()
@@ -191,7 +163,7 @@ class ArchivedDays:
         for batch in batches:
             found = await _digest(connection, table, batch, last)
             if (found.rows, found.hexdigest()) != (batch.rows, batch.digest):
-                problem = Reason.DIFFERS, _difference(day, batch, found.rows)
+                problem = Unproven.DIFFERS, _difference(day, batch, found.rows)
                 self._refused = _Refused(batches, now, problem)
                 raise NotArchived(*problem)
 
@@ -210,14 +182,14 @@ def _read_lake(folder: Path, days: frozenset[int], known: _Lake | None) -> _Lake
         names = sorted(entry.name for entry in os.scandir(folder) if _MANIFEST.fullmatch(entry.name))
         if not names and (folder / "_manifests").is_dir():
             problem = f"{folder} is a lake: archive_manifests must name the folder _manifests in it"
-            return _Lake(b"", days, {}, 0, (Reason.UNREADABLE, problem))
+            return _Lake(b"", days, {}, 0, (Unproven.UNREADABLE, problem))
         stamp = _stamp(folder, names)  # before reading, so that a change in the meantime is read next time
         if known is not None and known.stamp == stamp and days <= known.days:
             return known
         return _read_chain(folder, names, days, stamp)
     except OSError as error:
         problem = f"{error.filename or folder} cannot be read: {error.strerror or error}"
-        return _Lake(b"", days, {}, 0, (Reason.UNREADABLE, problem))
+        return _Lake(b"", days, {}, 0, (Unproven.UNREADABLE, problem))
 
 
 def _read_by_summaries(folder: Path, days: frozenset[int], known: _Lake | None) -> _Lake | None:
@@ -298,7 +270,7 @@ def _read_chain(folder: Path, names: Sequence[str], days: frozenset[int], stamp:
         # They are checked as they are read: a lake of some years may have a million.
         check_chain(manifests())
     except LakeError as error:
-        return _Lake(stamp, days, {}, 0, (Reason.INVALID, str(error)))
+        return _Lake(stamp, days, {}, 0, (Unproven.INVALID, str(error)))
     return _Lake(stamp, days, batches, reached, None)
 
 
@@ -336,12 +308,15 @@ async def _digest(connection: asyncpg.Connection, table: str, batch: _Batch, las
     return digest
 
 
-def _short_of(day: int, last: int, held: int, reached: int) -> tuple[Reason, str]:
+def _short_of(day: int, last: int, held: int, reached: int) -> tuple[Unproven, str]:
     """The reason and problem of a lake that does not reach a day's last packet."""
     if reached < last:
-        return Reason.BEHIND, f"the lake ends at {reached}, and {day_text(day)} ends at {last}"
+        return Unproven.BEHIND, f"the lake ends at {reached}, and {day_text(day)} ends at {last}"
     where = f"behind {held}" if held else "at all"
-    return Reason.DIFFERS, f"{day_text(day)} ends at {last}, and the lake has none of its packets {where}"
+    return (
+        Unproven.DIFFERS,
+        f"{day_text(day)} ends at {last}, and the lake has none of its packets {where}",
+    )
 
 
 def _difference(day: int, batch: _Batch, rows: int) -> str:

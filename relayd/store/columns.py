@@ -1,6 +1,6 @@
 """Conversion of packets to columns and back.
 
-author_id and content_type are keys (`protocol.lake.string_key`): UTF-8, or a hash if the string is too long
+author_id and content_type are keys (`columns.string_key`): UTF-8, or a hash if the string is too long
 to be indexed; then the string itself is in the body.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from strata.protocol.lake import HASHED, string_key, string_keys
+from strata.protocol.columns import HASHED, string_key, string_keys
 
 from relayd.store.types import LogEntry, NewPacket
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
-from strata.protocol.lake import DAY_SECONDS, HASHED
+from strata.protocol.columns import HASHED
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
+from strata.protocol.sequences import DAY_SECONDS
 
 from relayd.lineage import KnownLog
 from relayd.store.columns import string_key

@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 
 import asyncpg
 from strata.protocol.ids import Signer
-from strata.protocol.lake import day_of, day_text
 from strata.protocol.places import PacketPlace
+from strata.protocol.sequences import day_of, day_text
 from strata.protocol.tombstones import Tombstone, sign_tombstone, told_place
 
 from relayd.moderation import Act, SubjectKind

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import asyncpg
-from strata.protocol.lake import DAY_SECONDS, first_of_day
+from strata.protocol.sequences import DAY_SECONDS, first_of_day
 
 from relayd import failpoints
 from relayd.lineage import KnownLog, Mark

@@ -16,20 +16,22 @@ import random
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import asyncpg
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.lake import DAY_SECONDS, day_of, day_text, first_of_day
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
+from strata.protocol.sequences import DAY_SECONDS, day_of, day_text, first_of_day
 
 from relayd import failpoints
 from relayd.logs import get_logger
-from relayd.store.archived import ArchivedDays, NotArchived
 from relayd.store.connection import translate_errors
 from relayd.store.identities import INDEXED
 from relayd.store.queries import HEAD
-from relayd.store.types import RELAY_DESCRIPTOR
+from relayd.store.types import RELAY_DESCRIPTOR, NotArchived
+
+if TYPE_CHECKING:
+    from relayd.store.archived import ArchivedDays
 
 __all__ = ["Retention", "Swept", "agreed_now"]
 

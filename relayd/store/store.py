@@ -14,7 +14,6 @@ from types import TracebackType
 import asyncpg
 
 from relayd.lineage import Claim, KnownLog, Mark
-from relayd.store.archived import ArchivedDays
 from relayd.store.bus import Bus
 from relayd.store.connection import (
     ConnectionPool,
@@ -172,6 +171,11 @@ class Store:
         async def check(connection: asyncpg.Connection) -> None:
             await read_head(connection, known)
 
+        archived = None
+        if archive_manifests is not None:
+            from relayd.store.archived import ArchivedDays  # it needs relayd[archive]
+
+            archived = ArchivedDays(archive_manifests)
         lost = asyncio.Event()
         known = KnownLog(on_lost=lost.set)
         lookups = pool(url, _LOOKUP_CONNECTIONS, "relayd lookups")
@@ -193,7 +197,7 @@ class Store:
             Retention(
                 retention_days=retention_days,
                 dedup_window_seconds=dedup_window_seconds,
-                archived=ArchivedDays(archive_manifests) if archive_manifests is not None else None,
+                archived=archived,
                 on_waiting=on_retention_waiting,
             ),
             url,

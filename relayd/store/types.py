@@ -2,8 +2,8 @@
 
 A **sequence** is a position in the relay's log: one integer below 2**53, given in commit order (A-040). Its
 upper part is the UTC day of `received_at`, its lower 32 bits count up from 1 within that day, without a
-gap. So a day is a range of sequences (`strata.protocol.lake`), retention drops days, and a missing number is
-a missing row.
+gap. So a day is a range of sequences (`strata.protocol.sequences`), retention drops days, and a missing
+number is a missing row.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -34,6 +34,7 @@ __all__ = [
     "LogPage",
     "LogQuery",
     "NewPacket",
+    "NotArchived",
     "PeerMark",
     "RelaySecrets",
     "StoreError",
@@ -42,6 +43,7 @@ __all__ = [
     "StoredPacket",
     "TimeMoved",
     "TrustRow",
+    "Unproven",
     "UnsafeDatabase",
 ]
 
@@ -52,6 +54,37 @@ RELAY_DESCRIPTOR = "RELAY_DESCRIPTOR"
 
 EXEMPT_TYPES = (*sorted(IDENTITY_TYPES), CLIENT_MANIFEST, RELAY_DESCRIPTOR)
 """Content types that outlive retention, manifests and descriptors while they are current (R-073, R-309)."""
+
+
+class Unproven(enum.StrEnum):
+    """Why a day cannot be dropped."""
+
+    UNREADABLE = "unreadable"
+    INVALID = "invalid"
+    BEHIND = "behind"
+    DIFFERS = "differs"
+
+
+_ACTIONS = {
+    Unproven.UNREADABLE: "make the folder of archive_manifests readable for the relay",
+    Unproven.INVALID: "bring the lake's _manifests back as they were written, from a copy",
+    Unproven.BEHIND: "let `strata-pipeline archive` catch up with the log",
+    Unproven.DIFFERS: "find out with `strata-pipeline audit` whether the lake or the log was changed",
+}
+
+
+class NotArchived(Exception):
+    """The lake does not prove that it holds a day."""
+
+    def __init__(self, reason: Unproven, problem: str) -> None:
+        self.reason = reason
+        self.problem = problem
+        super().__init__(problem)
+
+    @property
+    def action(self) -> str:
+        """What an operator should do about it."""
+        return _ACTIONS[self.reason]
 
 
 class StoreError(Exception):

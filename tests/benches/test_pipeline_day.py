@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from strata.protocol.lake import first_of_day
 from strata.protocol.packets import Packet
+from strata.protocol.sequences import first_of_day
 from strata_pipeline.cli import app
 from strata_pipeline.errors import LogError
 from strata_pipeline.jobs.archive import archive

@@ -12,7 +12,6 @@ from typing import Any
 
 import duckdb
 import pytest
-from strata.protocol.lake import LakeError
 from strata_pipeline.cli import app
 from strata_pipeline.databases import database_of
 from strata_pipeline.errors import UsageError
@@ -20,6 +19,7 @@ from strata_pipeline.jobs.copy import copy_lake
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake_format import LakeError
 from typer.testing import CliRunner
 
 from tests.support.object_lakes import NO_GRACE, compacted, drafted, erased, put_batch, rows_apart

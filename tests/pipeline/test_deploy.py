@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 import typer
-from strata.protocol.lake import Span
+from strata.protocol.sequences import Span
 from strata_pipeline.cli import app
 from strata_pipeline.jobs.copy import copy_lake
 from strata_pipeline.log.database import connect, log_state, read_span, sequence_of

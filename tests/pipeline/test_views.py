@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
-from strata.protocol.lake import Manifest, encode
 from strata_pipeline.cli import app
 from strata_pipeline.databases import database_of
 from strata_pipeline.errors import UsageError
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake_format import Manifest, encode
 from strata_pipeline.views import VIEWS, statements
 from typer.testing import CliRunner
 
@@ -82,13 +82,13 @@ def test_views_tell_what_the_lake_holds_now(lake, tmp_path):
 
 
 def test_the_view_of_manifests_has_what_only_later_ones_have_and_nothing_else(tmp_path):
-    write_batch(tmp_path, [1], version=1)
+    write_batch(tmp_path, [1])
     [first] = Lake.open(tmp_path).manifests
     written = [
-        replace(first, number=number, format=2, contents="ab", kinds={"NOTE" if number == 50 else "POST": 7})
+        replace(first, number=number, kinds={"NOTE" if number == 50 else "POST": 7})
         for number in range(1, 60)
     ]
-    written.append(replace(first, number=60, format=3, contents="ab", witnesses="cd"))
+    written.append(replace(first, number=60, witnesses="cd"))
     for one in written:
         (tmp_path / "_manifests" / f"{one.number:010}.json").write_bytes(encode(one))
     for stranger in ("99.json", "0000000000.copy.json", "00000000061.json"):
@@ -99,7 +99,7 @@ def test_the_view_of_manifests_has_what_only_later_ones_have_and_nothing_else(tm
     kinds = "SELECT number, kinds['NOTE'] FROM manifests WHERE kinds['NOTE'] > 0"
     assert database.sql(kinds).fetchall() == [(50, 7)]
     witnesses = "SELECT number, witnesses FROM manifests WHERE number IN (0, 60) ORDER BY number"
-    assert database.sql(witnesses).fetchall() == [(0, None), (60, "cd")]
+    assert database.sql(witnesses).fetchall() == [(0, ""), (60, "cd")]
 
 
 def test_a_lake_with_nothing_put_aside_has_no_view_of_it(tmp_path):

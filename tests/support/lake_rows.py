@@ -10,8 +10,8 @@ from strata.channels.messaging.binding import PROFILE, build_packet
 from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.sds import HistoryEntry, SdsMessage
 from strata.protocol import packets
-from strata.protocol.lake import first_of_day
 from strata.protocol.packets import Packet
+from strata.protocol.sequences import first_of_day
 from strata_pipeline.datasets import Packets
 from strata_pipeline.schemas import schema
 

@@ -12,7 +12,7 @@ import obstore
 import pytest
 from blake3 import blake3
 from strata.protocol.ids import Identity
-from strata.protocol.lake import Manifest, Span, StoredObject, witnesses_name
+from strata.protocol.sequences import Span
 from strata.protocol.tombstones import Tombstone, sign_tombstone
 from strata_pipeline.jobs.object_days import Found, Run, compact_day, erase_from_day, still_there
 from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
@@ -21,6 +21,7 @@ from strata_pipeline.lake.batches import Batch
 from strata_pipeline.lake.object_lake import DELTA_LOG, ObjectLake
 from strata_pipeline.lake.rewrite_attempts import Grace
 from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake_format import Manifest, StoredObject, witnesses_name
 
 from tests.support.file_faults import Killed
 from tests.support.toy_lakes import DAY, manifest_once, place, rows_file, rows_table, witnessed
@@ -83,7 +84,7 @@ def put_batch(
         manifest, attempt, objects = drafted(lake, ordinals, quarantined, day=day)
         text = b""
         if times is not None:
-            manifest, text = witnessed(lake, manifest, times)
+            manifest, text = witnessed(manifest, times)
         return lake.commit(manifest, attempt, objects, text)
 
 
@@ -162,7 +163,6 @@ def unnamed(where: str) -> list[str]:
     listings = len(list(lake.store.keys("_objects"))) - len(lake.manifests)
     listings += len(list(lake.store.keys("_days"))) - len(lake.generations.records)
     listings += len(list(lake.store.keys("_erased/"))) - len(lake.erasures.records)
-    listings -= lake.store.exists("_erased/generations.json")
     there = {name for root in ("packets", "quarantine", "_attempts") for name in lake.store.keys(root)}
     there |= set(lake.store.keys("_witnesses")) - {
         f"_witnesses/{witnesses_name(one)}" for one in lake.manifests if one.witnesses

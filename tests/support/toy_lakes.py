@@ -12,14 +12,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from blake3 import blake3
 from msgspec.structs import replace
-from strata.protocol.lake import (
-    Manifest,
-    Span,
-    encode_witnesses,
-    first_of_day,
-    manifests_of_day,
-    witnesses_hash,
-)
+from strata.protocol.sequences import Span, first_of_day
 from strata_pipeline.lake.checking import unit_faults, units_of_day
 from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.faults import Fault
@@ -27,6 +20,7 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.rows import digest_of, read_places
 from strata_pipeline.lake.state import LakeState
 from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake_format import Manifest, encode_witnesses, manifests_of_day, witnesses_hash
 
 __all__ = [
     "DAY",
@@ -102,7 +96,7 @@ def rows_file(sequences: tuple[int, ...], *, kind: str = "POST", quarantined: bo
 
 
 def staged(
-    lake: Lake, ordinals: Iterable[int], quarantined: Iterable[int] = (), *, day: int = DAY, version: int = 2
+    lake: Lake, ordinals: Iterable[int], quarantined: Iterable[int] = (), *, day: int = DAY
 ) -> tuple[Manifest, Path | None, Path | None]:
     """A batch in `_staging`, with two files in two kinds; returns the arguments of `commit`."""
     sound, aside = [place(n, day) for n in ordinals], [place(n, day) for n in quarantined]
@@ -120,7 +114,7 @@ def staged(
         quarantine = folder / "quarantine"
         _write(quarantine / "part-0.parquet", rows_file(tuple(aside), quarantined=True))
     folders = [[one] if one else [] for one in (packets, quarantine)]
-    return manifest_once(lake, span, sound, aside, *folders, version=version), packets, quarantine
+    return manifest_once(lake, span, sound, aside, *folders), packets, quarantine
 
 
 def manifest_of(
@@ -130,20 +124,17 @@ def manifest_of(
     quarantined: int,
     folders: list[Path],
     aside: list[Path],
-    *,
-    version: int = 2,
 ) -> Manifest:
     """The manifest of a lake's next batch, whose rows lie in these folders."""
     places = read_places([*folders, *aside])
     return Manifest(
-        format=version,
         number=lake.chain.end.number,
         after=span.after,
         up_to=span.up_to,
         packets=packets,
         quarantined=quarantined,
         rows=digest_of(places),
-        contents=contents_of(folders, aside, span) if version > 1 else "",
+        contents=contents_of(folders, aside, span),
         body_bytes=100,
         kinds={},
         last_packet_id=places["packet_id"][-1].as_py().hex(),
@@ -153,7 +144,7 @@ def manifest_of(
     )
 
 
-_manifests: dict[tuple[tuple[int, ...], tuple[int, ...], int], Manifest] = {}
+_manifests: dict[tuple[tuple[int, ...], tuple[int, ...]], Manifest] = {}
 
 
 def manifest_once(
@@ -163,23 +154,19 @@ def manifest_once(
     quarantined: Sequence[int],
     folders: list[Path],
     aside: list[Path],
-    *,
-    version: int = 2,
 ) -> Manifest:
     """As `manifest_of`, for rows of `rows_table`: the files of the same places are read back only once."""
-    key = (*sound,), (*quarantined,), version
+    key = (*sound,), (*quarantined,)
     if key not in _manifests:
         counts = len(sound), len(quarantined)
-        _manifests[key] = manifest_of(lake, span, *counts, folders, aside, version=version)
+        _manifests[key] = manifest_of(lake, span, *counts, folders, aside)
     return replace(_manifests[key], number=lake.chain.end.number, after=span.after, previous=lake.tip)
 
 
-def witnessed(lake: LakeState, manifest: Manifest, times: Mapping[int, int]) -> tuple[Manifest, bytes]:
+def witnessed(manifest: Manifest, times: Mapping[int, int]) -> tuple[Manifest, bytes]:
     """The manifest of a lake's next batch, and its file, if rows were first received at these times."""
     text = encode_witnesses(sorted(times.items()))
-    bound = witnesses_hash(text)
-    version = lake.chain.end.format_of_next(bound)
-    return replace(manifest, format=version, witnesses=bound), text
+    return replace(manifest, witnesses=witnesses_hash(text)), text
 
 
 def write_batch(
@@ -188,15 +175,14 @@ def write_batch(
     quarantined: Iterable[int] = (),
     *,
     day: int = DAY,
-    version: int = 2,
     times: Mapping[int, int] | None = None,
 ) -> Manifest:
     """Add a batch to a lake."""
     with Lake.write(path) as lake:
-        manifest, packets, aside = staged(lake, ordinals, quarantined, day=day, version=version)
+        manifest, packets, aside = staged(lake, ordinals, quarantined, day=day)
         text = b""
         if times is not None:
-            manifest, text = witnessed(lake, manifest, times)
+            manifest, text = witnessed(manifest, times)
         return lake.commit(manifest, packets, aside, text)
 
 

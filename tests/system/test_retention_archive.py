@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from strata.protocol.lake import GENESIS, Manifest, RowsDigest, encode, seal
+from strata_pipeline.lake_format import GENESIS, Manifest, RowsDigest, encode, seal
 
 from relayd.store import Store, migrate
 from tests.support.made_packets import make, new_identity
@@ -47,6 +47,7 @@ async def manifest_of(url: str, up_to: int) -> bytes:
                 packets=len(rows),
                 quarantined=0,
                 rows=digest.hexdigest(),
+                contents="",
                 body_bytes=0,
                 kinds={},
                 last_packet_id=packet_id.hex(),

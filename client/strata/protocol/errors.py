@@ -18,8 +18,6 @@ next to the code that raises it. A built-in class in parentheses is a second bas
     ├── MissingCapability                   not attempted: the relay has not granted the capability
     ├── ConnectionFailed                    no connection, or the peer broke the protocol
     ├── Closed                              this side closed it; nothing further will happen
-    │   strata.protocol.lake
-    ├── LakeError                           the lake's manifests are damaged, missing or of another version
     │   strata.protocol.negentropy
     ├── NegentropyError (ValueError)        a message that compares two sets is malformed
     │   strata.protocol.secret_files
@@ -74,30 +72,18 @@ next to the code that raises it. A built-in class in parentheses is a second bas
     ├── WakuRefused                         a Waku node refused a request
     │
     │   strata.txrx
-    ├── TxRxError                           a Tx or Rx cannot do what was asked:
-    │   ├── TxRxClosed                      the Tx or Rx is closed
-    │   │   └── DeliveryTimeout             the other end acknowledged nothing in time
-    │   ├── InvalidAddress (ValueError)     the address is malformed
-    │   ├── AddressInUse                    another Rx has the address
-    │   ├── OversizedMessage                the message is larger than the limit
-    │   ├── OutboxFull                      `outbox_limit` messages wait already
-    │   ├── CodecError (ValueError)         the codec cannot encode or decode the message
-    │   ├── ProtocolViolation               the other end broke the protocol
-    │   │   └── FrameTooLarge               the other end announced a frame above the limit
-    │   ├── TxRxIOError                     the transport failed
-    │   └── SendError                       a message was not acknowledged; the error carries it
-    │
-    │   strata_testkit.sim
-    ├── Deadlock (AssertionError)           nothing in the simulation can proceed
-    └── SimulationFailed (AssertionError)   a simulated run violated a property
-
-The outcomes of the conformance tool are not StrataErrors:
-
-    Exception
-    │   strata_testkit.conformance
-    ├── Failed                              a check found a fault
-    ├── Skipped                             a check does not apply to the relay
-    └── Throttled                           the relay's limits stopped a check
+    └── TxRxError                           a Tx or Rx cannot do what was asked:
+        ├── TxRxClosed                      the Tx or Rx is closed
+        │   └── DeliveryTimeout             the other end acknowledged nothing in time
+        ├── InvalidAddress (ValueError)     the address is malformed
+        ├── AddressInUse                    another Rx has the address
+        ├── OversizedMessage                the message is larger than the limit
+        ├── OutboxFull                      `outbox_limit` messages wait already
+        ├── CodecError (ValueError)         the codec cannot encode or decode the message
+        ├── ProtocolViolation               the other end broke the protocol
+        │   └── FrameTooLarge               the other end announced a frame above the limit
+        ├── TxRxIOError                     the transport failed
+        └── SendError                       a message was not acknowledged; the error carries it
 
 Local and remote faults differ by type: `InvalidInput` is a fault that this side found, `RequestRefused` one
 that a peer reported. Classes carry data and `str()` forms the sentence. The codes are those of RFC-0004 §3.5,

@@ -18,7 +18,7 @@ from typing import Final
 from strata.protocol import canonical
 from strata.protocol.errors import ErrorCode, InvalidInput
 from strata.protocol.fields import integer, is_content_id
-from strata.protocol.lake.sequences import DAY_SECONDS, day_of, day_text, first_of_day, is_day
+from strata.protocol.sequences import DAY_SECONDS, day_of, day_text, first_of_day, is_day
 
 __all__ = ["MAX_PLACE_BYTES", "PacketPlace", "place_line", "read_place"]
 

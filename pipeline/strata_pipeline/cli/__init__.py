@@ -10,7 +10,6 @@ from strata_pipeline.cli.copy import copy_command
 from strata_pipeline.cli.delta import delta_command
 from strata_pipeline.cli.erase import erase_command
 from strata_pipeline.cli.find import find_command
-from strata_pipeline.cli.migrate import migrate_command
 from strata_pipeline.cli.reliability import reliability_command
 from strata_pipeline.cli.report import report_command
 from strata_pipeline.cli.reputation import reputation_command
@@ -31,7 +30,6 @@ app.command("traffic")(traffic_command)
 app.command("trust")(trust_command)
 app.command("reputation")(reputation_command)
 app.command("restore")(restore_command)
-app.command("migrate-lake")(migrate_command)
 app.command("publish-delta")(delta_command)
 app.command("report")(report_command)
 app.command("views")(views_command)

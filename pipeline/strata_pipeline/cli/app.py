@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from strata.protocol.lake import LakeError, parse_day
 from strata.protocol.programs import run_program
 from strata.protocol.sentences import sentence
+from strata.protocol.sequences import parse_day
 
 from strata_pipeline.errors import LogUnavailable, PipelineError, UsageError
 from strata_pipeline.lake.stores.schemes import is_object_place, not_on_a_disk
+from strata_pipeline.lake_format import LakeError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

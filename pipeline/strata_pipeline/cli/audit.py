@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from strata.protocol.ids import is_did
-from strata.protocol.lake import GENESIS
 
 from strata_pipeline.cli.app import (
     BootstrapFile,
@@ -24,6 +23,7 @@ from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.cli.tips import read_tip, write_tip
 from strata_pipeline.cli.watching import MetricsFile, watched
 from strata_pipeline.errors import UsageError
+from strata_pipeline.lake_format import GENESIS
 
 if TYPE_CHECKING:
     from strata_pipeline.jobs.audit import Audited

@@ -75,7 +75,6 @@ def restore_command(
 def _told(done: Restored) -> str:
     aside = f"; {done.erased:,} were erased, and stay so" if done.erased else ""
     aside += f"; {done.damaged:,} were damaged, and only keep their places" if done.damaged else ""
-    aside += f"; {done.left_out:,} quarantined rows are not in the log" if done.left_out else ""
     if not done.epoch:
         return f"nothing to restore: the log ends at {done.reached}{aside}"
     return (

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
-from strata.protocol.lake import StoredObject
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.attempts import Attempt
@@ -20,6 +19,7 @@ from strata_pipeline.lake.contents import GROUP_ROWS, UNREADABLE
 from strata_pipeline.lake.footers import check_content
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.shelves import fault_of_object
+from strata_pipeline.lake_format import StoredObject
 from strata_pipeline.planning import parallelism
 
 __all__ = ["ARROW", "OBJECT_BYTES", "put_rows", "read_objects", "write_objects"]
@@ -68,7 +68,7 @@ def read_objects(
 ) -> DataFrame:
     """The rows of objects, with columns from the names of their folders (`day`, `batch`, `kind`) if wanted.
 
-    A column that an older object lacks is null. The task raises `LakeError` for an object that is missing or
+    The task raises `LakeError` for an object that is missing or
     has other bytes than were written; with `damaged` it reads the object as far as possible.
     """
     columns = StructType([StructField(one.name, one.dataType) for one in wanted.fields])

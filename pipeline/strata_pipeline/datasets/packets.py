@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
-from strata.protocol.lake import day_text
+from strata.protocol.sequences import day_text
 
 from strata_pipeline.datasets.dataset import Dataset
 from strata_pipeline.datasets.objects import read_objects
@@ -38,10 +38,7 @@ class Packets(Dataset, schema="packets"):
         damaged: bool = False,
     ) -> Self:
         """All packets of a lake, or only those received on these days, or those in the folders of these
-        `kinds`; with `damaged`, as far as they can be read.
-
-        A column that a file of an earlier schema lacks is null.
-        """
+        `kinds`; with `damaged`, as far as they can be read."""
         return cls(cls.read(spark, lake, days, kinds=kinds, damaged=damaged))
 
     @classmethod

@@ -71,8 +71,7 @@ class DayFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DECODER = msgspec.json.Decoder(DayFigures)
-_FILE = re.compile(r"\d{4}-\d\d-\d\d(\.json)?")
-"""The name of a day's file, or the day alone, which earlier versions used in the names of drafts."""
+_FILE = re.compile(r"\d{4}-\d\d-\d\d\.json")
 
 
 def kept(folder: Path, day: str, tip: str) -> DayFigures | None:

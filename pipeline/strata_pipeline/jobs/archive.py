@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import Manifest, Span, read_witnesses, witnesses_hash
+from strata.protocol.sequences import Span
 
 from strata_pipeline.errors import LogError, PipelineError, log_too_short
 from strata_pipeline.jobs.drafts import Draft, drafting
@@ -28,6 +28,7 @@ from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.places import AnyLake, write_lake
 from strata_pipeline.lake.rows import digest_of, read_places, received_on
+from strata_pipeline.lake_format import Manifest, read_witnesses, witnesses_hash
 from strata_pipeline.log.database import connect, last_of, log_state
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS, LogState, next_batch
 from strata_pipeline.planning import parallelism
@@ -190,9 +191,7 @@ def _commit(
             f"and {len(sequences)} were found: rows are missing, or retention removed them just now"
         )
     last = places.num_rows - 1
-    bound = witnesses_hash(witnesses)
     manifest = Manifest(
-        format=lake.chain.end.format_of_next(bound),
         number=lake.chain.end.number,
         after=span.after,
         up_to=span.up_to,
@@ -200,7 +199,7 @@ def _commit(
         quarantined=quarantined,
         rows=digest_of(places),
         contents=contents_of(_folders(packets), _folders(quarantine), span),
-        witnesses=bound,
+        witnesses=witnesses_hash(witnesses),
         body_bytes=pc.sum(places["size"]).as_py() or 0,
         kinds=_kinds(packets),
         last_packet_id=(places["packet_id"][last].as_py() or b"").hex(),

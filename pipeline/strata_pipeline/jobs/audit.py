@@ -24,7 +24,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.lake import GENESIS, WITNESSED, LakeError, Manifest, Span, day_of
+from strata.protocol.sequences import Span, day_of
 
 from strata_pipeline.datasets import Packets, Quarantine
 from strata_pipeline.errors import PipelineError, UsageError, log_too_short
@@ -39,6 +39,7 @@ from strata_pipeline.lake.layout import span_over
 from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.lake.witness_checks import surplus_witnesses, witnesses_faults
 from strata_pipeline.lake.witnesses import FirstReceived, ReceivedAt
+from strata_pipeline.lake_format import GENESIS, LakeError, Manifest
 from strata_pipeline.log.database import connect, log_state
 from strata_pipeline.planning import parallelism, planned
 from strata_pipeline.transforms.comparing import differences, doubled, still_held
@@ -214,8 +215,6 @@ class _Witnessed:
 
     names: list[str]
     """The names of all files with such times, in order."""
-    after: int | None = None
-    """The lake has all such times that the log had for rows after this sequence; None if it has none."""
     days: list[int] = field(default_factory=list)
     """The days with batches that have a file."""
     surplus: list[str] = field(default_factory=list)
@@ -225,8 +224,6 @@ class _Witnessed:
     def add(self, manifests: Sequence[Manifest]) -> None:
         """Add batches that follow those before."""
         for one in manifests:
-            if self.after is None and one.format >= WITNESSED:
-                self.after = one.after
             if one.witnesses and one.span.day not in self.days[-1:]:
                 self.days.append(one.span.day)
         if manifests:
@@ -322,10 +319,8 @@ def _compare(
         quarantine = Quarantine(aside.where(F.col("sequence").between(audited.after + 1, lake.reached)))
         with translate_failures("comparing with the log"):
             found = differences(packets, quarantine, log.load())
-            if bound.after is not None:
-                told = witnessed_rows(spark, lake.chain, lake.witnesses, bound.days, audited.after)
-                times = log.schema(_TIMES).load().where(F.col("sequence") > bound.after)
-                found = found.unionByName(differing_witnesses(told, times))
+            told = witnessed_rows(spark, lake.chain, lake.witnesses, bound.days, audited.after)
+            found = found.unionByName(differing_witnesses(told, log.schema(_TIMES).load()))
             rows = _first(found)
             if len(rows) <= LISTED:
                 # It is right that rows which retention has removed, even just now, are only in the lake.

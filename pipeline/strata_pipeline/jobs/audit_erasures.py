@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from strata.protocol.lake import Erasure, Manifest, day_of
+from strata.protocol.sequences import day_of
 from strata.protocol.tombstones import Tombstone, told_place
 
 from strata_pipeline.errors import LakeError
@@ -20,6 +20,7 @@ from strata_pipeline.lake.checking import batch_name
 from strata_pipeline.lake.contents import UNREADABLE, parquet_files, read_rows
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.places import AnyLake
+from strata_pipeline.lake_format import Erasure, Manifest
 
 __all__ = ["check_erasures"]
 

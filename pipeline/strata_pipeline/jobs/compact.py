@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from strata.protocol.lake import day_text
+from strata.protocol.sequences import day_text
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy, LakeError, PipelineError, UsageError

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from strata.protocol.lake import Manifest, day_of
+from strata.protocol.sequences import day_of
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.jobs.copy_erasures import bring_erasures, check_erasures_begin, listed_ahead
@@ -21,6 +21,7 @@ from strata_pipeline.jobs.copy_files import Source, extract, put_files
 from strata_pipeline.lake.checking import chunks
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.places import AnyLake, open_lake, write_lake
+from strata_pipeline.lake_format import Manifest
 
 __all__ = ["Copied", "copy_lake"]
 

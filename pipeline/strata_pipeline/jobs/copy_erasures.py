@@ -18,7 +18,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
-from strata.protocol.lake import Erasure, Manifest, Part, StoredObject, told
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.jobs.copy_files import DAMAGED_FILE, Source, extract, put_files, write_without
@@ -37,6 +36,7 @@ from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.lake.rewrite_attempts import Rewrite
 from strata_pipeline.lake.superseding import Erasing, attempting, supersede
+from strata_pipeline.lake_format import Erasure, Manifest, Part, StoredObject, told
 
 __all__ = ["bring_erasures", "check_erasures_begin", "listed_ahead"]
 

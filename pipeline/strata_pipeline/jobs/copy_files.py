@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from blake3 import blake3
-from strata.protocol.lake import Manifest, Span, StoredObject
+from strata.protocol.sequences import Span
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.jobs.copy_groups import RowGroups
@@ -25,6 +25,7 @@ from strata_pipeline.lake.footers import check_footer
 from strata_pipeline.lake.layout import Folders, LakeLayout, batch_path, span_of
 from strata_pipeline.lake.rows import rows_in
 from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake_format import Manifest, StoredObject
 
 __all__ = ["DAMAGED_FILE", "BatchFolders", "Source", "extract", "put_files", "write_without"]
 

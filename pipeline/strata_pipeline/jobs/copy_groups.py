@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from strata.protocol.lake import Span
+from strata.protocol.sequences import Span
 
 from strata_pipeline.lake.contents import groups_within
 from strata_pipeline.lake.footers import check_footer

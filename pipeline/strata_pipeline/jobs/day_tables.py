@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
-from strata.protocol.lake import day_text
+from strata.protocol.sequences import day_text
 
 from strata_pipeline.datasets import Dataset
 from strata_pipeline.globs import for_spark

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pyspark.sql import DataFrame
-from strata.protocol.lake import Manifest, Span, StoredObject
+from strata.protocol.sequences import Span
 
 from strata_pipeline.datasets.objects import write_objects
 from strata_pipeline.errors import ObjectStoreError
@@ -16,6 +16,7 @@ from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import AnyLake
+from strata_pipeline.lake_format import Manifest, StoredObject
 
 __all__ = ["Draft", "drafting"]
 

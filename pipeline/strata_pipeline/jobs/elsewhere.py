@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from blake3 import blake3
-from strata.protocol.lake import Erasure, StoredObject, day_text, line_elsewhere
+from strata.protocol.sequences import day_text
 from strata.protocol.tombstones import told_place
 
 from strata_pipeline.errors import LakeError
@@ -31,6 +31,7 @@ from strata_pipeline.lake.rows import checked_files
 from strata_pipeline.lake.searched import SearchedDays
 from strata_pipeline.lake.stores.object_file import open_object
 from strata_pipeline.lake.stores.objects import ObjectStore, several
+from strata_pipeline.lake_format import Erasure, StoredObject, line_elsewhere
 from strata_pipeline.log.database import LogTombstone
 
 __all__ = ["ErasedIds", "Line", "lines_elsewhere", "recorded"]

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.errors import InvalidInput
-from strata.protocol.lake import Manifest, day_of, day_text, read_tombstone_line, told
+from strata.protocol.sequences import day_of, day_text
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy, LakeError, LogError
@@ -48,6 +48,7 @@ from strata_pipeline.lake.retired import not_retired
 from strata_pipeline.lake.rewrite_attempts import ERASED_GRACE, Grace
 from strata_pipeline.lake.rows import checked_files, places_at
 from strata_pipeline.lake.stores.schemes import is_object_place
+from strata_pipeline.lake_format import Manifest, read_tombstone_line, told
 from strata_pipeline.log.database import connect, read_tombstones
 from strata_pipeline.transforms.emptying import emptied, erased_batches, held_aside
 
@@ -289,8 +290,6 @@ def _erase_from_day(
 ) -> bool:
     """Erase packets from a day; return whether it could be done."""
     manifests = lake.erasures.told(lake.chain.of_day(day))
-    if any(one.format == 1 for one in manifests):
-        raise LakeError(f"{day_text(day)} has batches of format 1: run strata-pipeline migrate-lake first")
     check_own(lake, day)
     old = lake.day(day)
     for unit in units_of_day(lake, day, manifests):

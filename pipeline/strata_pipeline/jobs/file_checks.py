@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from strata.protocol.lake import Manifest, StoredObject
 
 from strata_pipeline.lake.checking import Piece, Unit, piece_faults, pieces
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.stores.shelves import Shelf
+from strata_pipeline.lake_format import Manifest, StoredObject
 from strata_pipeline.planning import parallelism
 
 __all__ = ["files_faults"]

@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from strata.protocol.lake import LakeError, Part, day_text
 from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.jobs.parts import PartDone, PartWork, groups_of
@@ -19,6 +18,7 @@ from strata_pipeline.lake.object_generations import batches_of
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.rewrite_attempts import give_up
 from strata_pipeline.lake.superseding import Erasing, attempting, supersede
+from strata_pipeline.lake_format import Part
 from strata_pipeline.transforms.emptying import held_aside, read_aside
 
 __all__ = ["Asked", "Found", "RemovedRows", "Run", "compact_day", "erase_from_day", "still_there"]
@@ -102,11 +102,6 @@ def erase_from_day(lake: ObjectLake, day: int, found: Found, run: Run) -> Remove
     Raises what `compact_day` raises.
     """
     manifests = lake.erasures.told(lake.chain.of_day(day))
-    if any(one.format == 1 for one in manifests):
-        raise LakeError(
-            f"{day_text(day)} has batches of format 1: copy the lake to a disk, run strata-pipeline "
-            "migrate-lake there, and copy it to another place in the store"
-        )
     parts = lake.parts(day)
     with attempting(lake, day) as rewrite:
         order, works = sorted(found), []

@@ -16,16 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from strata.protocol.lake import (
-    GENESIS,
-    ErasedBatch,
-    Erasure,
-    Manifest,
-    Part,
-    Span,
-    StoredObject,
-    told,
-)
+from strata.protocol.sequences import Span
 from strata.protocol.tombstones import Tombstone, told_place
 
 from strata_pipeline.datasets.objects import ARROW, OBJECT_BYTES, put_rows
@@ -38,6 +29,7 @@ from strata_pipeline.lake.object_generations import batches_of
 from strata_pipeline.lake.rows import places_at
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.shelves import Bucket
+from strata_pipeline.lake_format import GENESIS, ErasedBatch, Erasure, Manifest, Part, StoredObject, told
 from strata_pipeline.schemas import schema
 from strata_pipeline.transforms.emptying import emptied, erased_batches, held_aside
 

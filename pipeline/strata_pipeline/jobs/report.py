@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.dataset as pads
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import day_text
+from strata.protocol.sequences import day_text
 
 from strata_pipeline.datasets import Quarantine
 from strata_pipeline.days.figures import DayFigures, KindTotals, forget_changed, keep_days, week_of

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from adbc_driver_postgresql import dbapi as adbc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import Manifest, Span, day_of
+from strata.protocol.sequences import Span, day_of
 from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.datasets import Packets
@@ -41,6 +41,7 @@ from strata_pipeline.lake.checking import batch_name, chunks
 from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.lake.witnesses import Times
+from strata_pipeline.lake_format import Manifest
 from strata_pipeline.log import restoring
 from strata_pipeline.log.restoring import Head
 from strata_pipeline.planning import packed
@@ -58,9 +59,6 @@ class Restored:
 
     packets: int = 0
     """The number of packets that this run has put into the log."""
-    left_out: int = 0
-    """The number of quarantined rows of the lake, up to the end of the log, that are not in it: a restore by
-    an earlier version has left them out."""
     reached: int = 0
     """The sequence at which the log ends."""
     left: int = 0
@@ -111,7 +109,7 @@ def restore(
         raise LakeError("the lake holds nothing to restore: it is empty, or begins after that day")
     with lake.held(), restoring.writing(url) as connection:
         head = restoring.read_head(connection)
-        held, spare = _check_beginning(lake, days, connection, head)
+        held = _check_beginning(lake, days, connection, head)
         done = Restored(reached=head.sequence, left=sum(map(lake.rows_of, days)) - held)
         border = leading_days_with_holes(one for day in lake.days() for one in lake.chain.of_day(day))
         if head.sequence == 0 and border > head.removed_to:
@@ -127,7 +125,6 @@ def restore(
             finally:  # a relay may continue from wherever this ends, and from where another was killed
                 if done.packets or done.erased or done.damaged or was_killed:
                     done.epoch = restoring.begin_epoch(connection, int(time.time()))
-        done.left_out = _quarantined(lake, days, done.reached) - spare - done.erased - done.damaged
     progress(done)
     return done
 
@@ -143,15 +140,6 @@ def _left(lake: AnyLake, days: Sequence[int], after: int) -> Iterator[list[Manif
     for day in days:
         if day >= day_of(after):
             yield from chunks(one for one in _now(lake, day) if one.up_to > after)
-
-
-def _quarantined(lake: AnyLake, days: Sequence[int], reached: int) -> int:
-    """The number of rows in quarantine now, of the batches up to a sequence."""
-    over = [day for day in days if day < day_of(reached)]
-    last = _now(lake, day_of(reached)) if day_of(reached) in days else []
-    return sum(lake.chain.quarantined_of(day) + lake.erasures.erased_from(day) for day in over) + sum(
-        one.quarantined for one in last if one.up_to <= reached
-    )
 
 
 def _staged(
@@ -254,18 +242,15 @@ def _move(
     return head
 
 
-def _check_beginning(
-    lake: AnyLake, days: Sequence[int], connection: adbc.Connection, head: Head
-) -> tuple[int, int]:
-    """The number of packets of the lake that the log holds, and the number of other rows of the lake.
+def _check_beginning(lake: AnyLake, days: Sequence[int], connection: adbc.Connection, head: Head) -> int:
+    """The number of packets of the lake that the log holds.
 
     Raises `LogError` unless the log begins like the lake.
-    The check compares the last packet of each batch, the last packet of all, and their number. Rows that the
-    lake has quarantined may be in the log (an older backup of the same log, or restored places) or not. Rows
-    that retention has removed from the log since count as held.
+    The check compares the last row of each batch, the last row of all, and their number. Rows that retention
+    has removed from the log since count as held.
     """
     end = min(head.sequence, lake.chain.of_day(days[-1])[-1].up_to)
-    least = spare = removed = 0
+    packets = aside = removed = 0
     cut: Manifest | None = None
     for day in days:
         manifests = [one for one in _now(lake, day) if one.after < end]
@@ -277,24 +262,23 @@ def _check_beginning(
         cut = kept[-1] if len(kept) > len(whole) else None
         found = restoring.ids_at(connection, [one.up_to for one in whole])
         for one in whole:
-            _compare(one.up_to, found.get(one.up_to), one.last_packet_id, may_lack=one.quarantined > 0)
+            _compare(one.up_to, found.get(one.up_to), one.last_packet_id)
         removed += sum(one.packets for one in gone)
-        least += sum(one.packets for one in whole)
-        spare += sum(one.quarantined for one in whole)
+        packets += sum(one.packets for one in whole)
+        aside += sum(one.quarantined for one in whole)
     if cut is not None:
         batch = _read(lake, cut)
         place = batch.rows.filter(pc.field("sequence") == end)
         if not place.num_rows:
             raise _foreign(f"it ends at {end}, where the lake has no packet")
-        quarantined = not batch.packets.filter(pc.field("sequence") == end).num_rows
         there = restoring.ids_at(connection, [end]).get(end)
-        _compare(end, there, place["packet_id"][0].as_py().hex(), may_lack=quarantined)
-        least += batch.packets_up_to(end)
-        spare += batch.quarantined_up_to(end)
+        _compare(end, there, place["packet_id"][0].as_py().hex())
+        packets += batch.packets_up_to(end)
+        aside += batch.quarantined_up_to(end)
     stored = restoring.stored_rows(connection, Span(head.removed_to, end))
-    if not least <= stored <= least + spare:
-        raise _foreign(f"it has {stored} packets up to {end}, and the lake {least}")
-    return least + removed, stored - least
+    if stored != packets + aside:
+        raise _foreign(f"it has {stored} rows up to {end}, and the lake {packets + aside}")
+    return packets + removed
 
 
 def _read(lake: AnyLake, manifest: Manifest) -> Batch:
@@ -302,9 +286,7 @@ def _read(lake: AnyLake, manifest: Manifest) -> Batch:
         return Batch.read(layout, manifest)
 
 
-def _compare(sequence: int, found: bytes | None, wanted: str, *, may_lack: bool) -> None:
-    if found is None and may_lack:
-        return
+def _compare(sequence: int, found: bytes | None, wanted: str) -> None:
     if found is None or found.hex() != wanted:
         has = "no packet" if found is None else f"0x{found.hex()}"
         raise _foreign(f"it has {has} at {sequence}, and the lake 0x{wanted}")

@@ -10,12 +10,12 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import Manifest
 
 from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
 from strata_pipeline.lake import files
 from strata_pipeline.lake.contents import GROUP_ROWS
 from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake_format import Manifest
 from strata_pipeline.planning import shuffled_once
 from strata_pipeline.schemas import schema
 

@@ -19,19 +19,15 @@ def check_same_log(lake: AnyLake, connection: adbc.Connection) -> None:
     """Raise `LogError` if a log is not that of a lake: the last packet distinguishes them.
 
     The lake's last row may be a damaged one, with an id that no log knows. The log has it at its place; if
-    the log was repaired since, the last sound packet of the lake is compared instead. The same applies if the
-    log has the row within the batch and none at its end: on days that retention had removed, earlier versions
-    ended batches between rows.
+    the log was repaired since, the last sound packet of the lake is compared instead.
     """
     last = next(lake.chain.backwards(), None)
     if last is None:
         return
     place = last.up_to, bytes.fromhex(last.last_packet_id)
-    there = id_at(connection, place[0])
-    if there == place[1]:
+    if id_at(connection, place[0]) == place[1]:
         return
-    is_within = last.after < (sequence_of(connection, place[1]) or 0) < last.up_to
-    if last.quarantined or (there is None and is_within):
+    if last.quarantined:
         sound = _last_packet(lake)
         if sound is None or id_at(connection, sound[0]) == sound[1]:
             return

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import day_text
+from strata.protocol.sequences import day_text
 
 from strata_pipeline.datasets import Dataset, Packets
 from strata_pipeline.errors import UsageError

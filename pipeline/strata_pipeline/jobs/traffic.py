@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import day_text
+from strata.protocol.sequences import day_text
 
 from strata_pipeline.datasets.traffic import Abuse, AuthorHours, Bursts, Clusters, Hours, Seconds, Texts
 from strata_pipeline.jobs.day_tables import DayTables, bring_up

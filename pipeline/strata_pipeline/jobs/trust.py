@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import day_text
+from strata.protocol.sequences import day_text
 
 from strata_pipeline.datasets.trust import TrustAuthors, TrustEdges, TrustStatements
 from strata_pipeline.jobs.day_tables import DayTables, bring_up

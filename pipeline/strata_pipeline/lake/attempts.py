@@ -21,22 +21,22 @@ from itertools import takewhile
 from typing import NamedTuple, TypeVar
 
 import msgspec
-from strata.protocol.lake import (
-    LISTINGS,
-    WITNESSES,
-    LakeError,
-    Manifest,
-    Span,
-    decode_listing,
-    listing_name,
-    witnesses_name,
-)
+from strata.protocol.sequences import Span
 
 from strata_pipeline.errors import ObjectStoreError
 from strata_pipeline.lake.layout import batch_path
 from strata_pipeline.lake.state import LakeState
 from strata_pipeline.lake.stores.limits import BATCH_LISTING_BYTES, RECORD_BYTES
 from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake_format import (
+    LISTINGS,
+    WITNESSES,
+    LakeError,
+    Manifest,
+    decode_listing,
+    listing_name,
+    witnesses_name,
+)
 
 __all__ = [
     "ATTEMPTS",

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from strata.protocol.lake import Manifest, Span, first_of_day
+from strata.protocol.sequences import Span, first_of_day
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.checking import batch_name
 from strata_pipeline.lake.contents import UNREADABLE, Contents
 from strata_pipeline.lake.layout import LakeLayout, span_over
 from strata_pipeline.lake.rows import cut, digest_of, read_places, received_on
+from strata_pipeline.lake_format import Manifest
 
 __all__ = ["Batch", "BatchPart", "leading_days_with_holes"]
 
@@ -77,14 +78,11 @@ class Batch:
 
     def check_contents(self) -> None:
         """Raise `LakeError` unless bodies, annotations and quarantined rows match the manifests' digests."""
-        bound = [manifest for manifest in self.manifests if manifest.format > 1]
-        if not bound:
-            return
         try:
-            contents = Contents.of(self.folders, self.aside, span_over(bound))
+            contents = Contents.of(self.folders, self.aside, self.span)
         except UNREADABLE as error:
-            raise _damaged(bound[0], f"its files cannot be read: {error}") from None
-        for manifest in bound:
+            raise _damaged(self.manifests[0], f"its files cannot be read: {error}") from None
+        for manifest in self.manifests:
             if contents.digest(manifest.span) != manifest.contents:
                 raise _damaged(manifest, "a body, an annotation or a quarantined row was altered")
 

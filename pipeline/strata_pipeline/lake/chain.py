@@ -1,6 +1,6 @@
 """The chain of manifests of a lake, of which no more is read than is needed.
 
-Finished days have summaries (`strata.protocol.lake.summary`). If the summaries follow each other and the
+Finished days have summaries (`lake_format.summary`). If the summaries follow each other and the
 later manifests follow the last summary, opening a lake reads only the summaries and those manifests; the
 manifests of a summarised day are read, and compared with its summary, when they are needed. If summaries do
 not fit, they are ignored and all manifests are read: the manifests are authoritative.
@@ -12,26 +12,25 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import count, groupby, zip_longest
 
-from strata.protocol.lake import (
+from strata.protocol.sequences import day_of
+
+from strata_pipeline.errors import LakeError, UsageError
+from strata_pipeline.lake.stores.records import Records
+from strata_pipeline.lake_format import (
     GENESIS,
     SUMMARIES,
-    WITNESSED,
     ChainEnd,
     DaySummary,
     Manifest,
     check_chain,
     check_day,
     check_summaries,
-    day_of,
     decode,
     decode_summary,
     encode_summary,
     manifests_of_day,
     summarise,
 )
-
-from strata_pipeline.errors import LakeError, UsageError
-from strata_pipeline.lake.stores.records import Records
 
 __all__ = ["Chain", "manifest_name"]
 
@@ -145,7 +144,7 @@ class Chain:
     def may_have_witnesses(self, day: int) -> bool:
         """Whether a batch of a day may have a file of witnesses."""
         summary = self.summary_of(day)
-        return summary is None or summary.manifest_format >= WITNESSED
+        return summary is None or summary.witnesses > 0
 
     def rows_of(self, day: int) -> int:
         """The number of packets of a day, as archived."""
@@ -193,7 +192,7 @@ class Chain:
         held = f"ends with manifest {self.end.number - 1}" if self.end.number else "is empty"
         raise LakeError(
             f"{tip} is not in the chain, which {held}: the chain was cut off or replaced since, or the "
-            "tip is that of another lake, or from before a migration. Audit all of it, without --since"
+            "tip is that of another lake. Audit all of it, without --since"
         )
 
     def seal(self) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from strata.protocol.lake import Manifest, Span, StoredObject
+from strata.protocol.sequences import Span
 
 from strata_pipeline.lake.contents import UNREADABLE, Contents, Rows, parquet_files, read_rows
 from strata_pipeline.lake.faults import Fault
@@ -24,6 +24,7 @@ from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.layout import LakeLayout, span_of, span_over
 from strata_pipeline.lake.rows import cut, digest_of, read_places
 from strata_pipeline.lake.statistics import false_statistics
+from strata_pipeline.lake_format import Manifest, StoredObject
 from strata_pipeline.schemas import schema
 
 __all__ = [
@@ -133,7 +134,7 @@ def batches_faults(
     span = span_over(manifests)
     try:
         sound, aside = read_places(packets, span), read_places(quarantine, span)
-        contents = Contents.of(packets, quarantine, span) if manifests[-1].format > 1 else Contents()
+        contents = Contents.of(packets, quarantine, span)
     except UNREADABLE as error:
         return [Fault("batch", "unreadable", f"{batch_name(manifests[0])}: {error}", manifests[0].up_to)]
     spans = [manifest.span for manifest in manifests]
@@ -158,7 +159,7 @@ def _batch_fault(
     rows = pa.concat_tables([packets, quarantined]).sort_by("sequence") if counts[1] else packets
     if digest_of(rows) != manifest.rows:
         return Fault("batch", "digest", f"{name} holds other packets, or places, than its manifest says", at)
-    if manifest.format > 1 and contents.digest(manifest.span) != manifest.contents:
+    if contents.digest(manifest.span) != manifest.contents:
         return Fault(
             "batch", "contents", f"a body, an annotation or a quarantined row of {name} was altered", at
         )

@@ -1,5 +1,5 @@
 """Rows in the files of a lake, read without Spark, some thousands at a time and with their file and row
-number; and their second digest (`strata.protocol.lake.digest`)."""
+number; and their second digest (`strata_pipeline.lake_format.digest`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
-from strata.protocol.lake import NOTHING, OTHERS, ContentsDigest, Span, others_hash
+from strata.protocol.sequences import Span
 
 from strata_pipeline.lake.footers import check_footer
 from strata_pipeline.lake.layout import is_visible
 from strata_pipeline.lake.rows import rows_in
+from strata_pipeline.lake_format import NOTHING, OTHERS, ContentsDigest, others_hash
 
 __all__ = [
     "GROUP_ROWS",

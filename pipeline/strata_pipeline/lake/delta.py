@@ -20,7 +20,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from pyspark.sql.types import StringType, StructField, StructType
-from strata.protocol.lake import Manifest, day_text, parse_day
+from strata.protocol.sequences import day_text, parse_day
 
 from strata_pipeline.errors import LakeBusy, LakeError, UsageError
 from strata_pipeline.lake.checking import batch_name
@@ -28,6 +28,7 @@ from strata_pipeline.lake.day_links import GENERATIONS
 from strata_pipeline.lake.delta_commits import encode_commit, read_commit
 from strata_pipeline.lake.delta_places import DeltaOnDisk, DeltaPlace, delta_log, place_of
 from strata_pipeline.lake.places import AnyLake
+from strata_pipeline.lake_format import Manifest
 from strata_pipeline.schemas import schema
 
 __all__ = ["APP", "DeltaPublished", "delta_log", "is_published", "publish", "published_files"]
@@ -229,7 +230,7 @@ def _covered(lake: AnyLake, place: DeltaPlace, number: int | None, tip: object) 
         if tip is None or tip == found:
             return number
     raise LakeError(
-        f"{place.log} is not of this chain, which was migrated, cut off or replaced since. If "
+        f"{place.log} is not of this chain, which was cut off or replaced since. If "
         "the chain is right, publish-delta --rebuild makes another log"
     )
 

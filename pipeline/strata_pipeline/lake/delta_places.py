@@ -16,7 +16,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
-from strata.protocol.lake import Span, StoredObject
+from strata.protocol.sequences import Span
 
 from strata_pipeline.errors import LakeError, ObjectStoreError
 from strata_pipeline.lake import files
@@ -26,6 +26,7 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import batch_path, span_of
 from strata_pipeline.lake.object_lake import DELTA_LOG, ObjectLake
 from strata_pipeline.lake.places import AnyLake
+from strata_pipeline.lake_format import StoredObject
 
 __all__ = ["DeltaOnDisk", "DeltaPlace", "delta_log", "place_of"]
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from strata.protocol.lake import Erasure, decode_erasure, encode_erasure
-
 from strata_pipeline.errors import LakeBusy
 from strata_pipeline.lake import files
 from strata_pipeline.lake.layout import LakeLayout, is_stray, listed
 from strata_pipeline.lake.retired import retired
+from strata_pipeline.lake_format import Erasure, decode_erasure, encode_erasure
 
 __all__ = ["RECORD", "TOMBSTONES", "finish_erasure", "mark", "place_erasure", "put_record"]
 

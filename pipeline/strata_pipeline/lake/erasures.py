@@ -1,4 +1,4 @@
-"""The records of erasures from a lake (`strata.protocol.lake.erasure`).
+"""The records of erasures from a lake (`strata_pipeline.lake_format.erasure`).
 
 _erased/0000000000.json       what the batches of a day hold since the erasure
 _erased/0000000000.jsonl      its tombstones
@@ -14,7 +14,12 @@ from typing import Final
 
 from blake3 import blake3
 from strata.protocol.errors import InvalidInput
-from strata.protocol.lake import (
+from strata.protocol.tombstones import Tombstone
+
+from strata_pipeline.errors import LakeError
+from strata_pipeline.lake.stores.limits import DAY_RECORD_BYTES, ROWS_BYTES
+from strata_pipeline.lake.stores.records import Records
+from strata_pipeline.lake_format import (
     GENESIS,
     ErasedBatch,
     Erasure,
@@ -25,11 +30,6 @@ from strata.protocol.lake import (
     seal_erasure,
     told,
 )
-from strata.protocol.tombstones import Tombstone
-
-from strata_pipeline.errors import LakeError
-from strata_pipeline.lake.stores.limits import DAY_RECORD_BYTES, ROWS_BYTES
-from strata_pipeline.lake.stores.records import Records
 
 __all__ = ["Erasures"]
 

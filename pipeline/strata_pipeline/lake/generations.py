@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from strata.protocol.lake import day_text, parse_day
+from strata.protocol.sequences import day_text, parse_day
 
 from strata_pipeline.errors import LakeBusy, LakeError
 from strata_pipeline.lake import files

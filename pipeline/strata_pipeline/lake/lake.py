@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from strata.protocol.lake import Manifest, Span, encode, seal
+from strata.protocol.sequences import Span
 
 from strata_pipeline.errors import LakeBusy, LakeError, UsageError
 from strata_pipeline.lake import files
@@ -27,6 +27,7 @@ from strata_pipeline.lake.layout import STAGED_MANIFEST, STAGED_WITNESSES, LakeL
 from strata_pipeline.lake.recovery import recover_batches, recover_days
 from strata_pipeline.lake.stores.schemes import not_on_a_disk
 from strata_pipeline.lake.stores.shelves import MountedDisk
+from strata_pipeline.lake_format import Manifest, encode, seal
 
 __all__ = ["Lake"]
 

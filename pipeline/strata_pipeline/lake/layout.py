@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from strata.protocol.lake import WITNESSES, Manifest, Span, day_text, encode, witnesses_name
+from strata.protocol.sequences import Span, day_text
 
 from strata_pipeline.lake import files
 from strata_pipeline.lake.chain import manifest_name
@@ -29,6 +29,7 @@ from strata_pipeline.lake.erasures import Erasures
 from strata_pipeline.lake.state import LakeState
 from strata_pipeline.lake.stores.records import DiskRecords
 from strata_pipeline.lake.witnesses import Witnesses
+from strata_pipeline.lake_format import WITNESSES, Manifest, encode, witnesses_name
 
 __all__ = [
     "BATCH",

@@ -1,9 +1,8 @@
-"""The generations of a lake in a bucket (`strata.protocol.lake.generation`), and the erasures in them.
+"""The generations of a lake in a bucket (`strata_pipeline.lake_format.generation`), and the erasures in them.
 
 _generations/0000000000.json          a rewritten day: it counts from the moment when this is put
 _days/2026-11-21-<attempt>.json       the objects of that day, put earlier
 _erased/<attempt>.jsonl               the tombstones of an erasure, put earlier
-_erased/generations.json              makes programs that do not know generations refuse the lake
 """
 
 from __future__ import annotations
@@ -11,7 +10,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from strata.protocol.lake import (
+from strata_pipeline.errors import LakeError
+from strata_pipeline.lake.erasures import Erasures
+from strata_pipeline.lake.stores.limits import DAY_RECORD_BYTES
+from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake.stores.records import ObjectRecords
+from strata_pipeline.lake_format import (
     DAY_LISTINGS,
     GENERATIONS,
     GENESIS,
@@ -25,23 +29,13 @@ from strata.protocol.lake import (
     day_listing_name,
     decode_day_listing,
     decode_generation,
-    encode_erasure,
     encode_generation,
     generation_name,
-    seal_erasure,
 )
-
-from strata_pipeline.errors import LakeError
-from strata_pipeline.lake.erasures import Erasures
-from strata_pipeline.lake.stores.limits import DAY_RECORD_BYTES
-from strata_pipeline.lake.stores.objects import ObjectStore
-from strata_pipeline.lake.stores.records import ObjectRecords
 
 __all__ = ["ERASED", "Generations", "ObjectErasures", "batches_of"]
 
 ERASED = "_erased"
-_BARRIER = f"{ERASED}/generations.json"
-_BARRIER_FORMAT = 2
 
 
 class Generations:
@@ -127,26 +121,12 @@ class Generations:
 
     def put(self, generation: Generation) -> bool:
         """Put a generation after the last; return whether nobody was faster. It counts from then on."""
-        if not generation.number:
-            self._bar()
         name = f"{GENERATIONS}/{generation_name(generation.number)}"
         if not self._store.put_new(name, encode_generation(generation)):
             return False
         self.records.append(generation)
         self._newest[generation.day] = generation
         return True
-
-    def _bar(self) -> None:
-        """Make programs that do not know generations refuse the lake when they open it.
-
-        They would read the objects that the archive has put, and miss them once these are deleted. But at
-        every start they read the records of erasures, and refuse, by name, one with a future format.
-        """
-        record = Erasure(
-            format=_BARRIER_FORMAT, number=0, day=0, written_at=0, batches=[], tombstones="", erased=0,
-            previous=GENESIS,
-        )  # fmt: skip
-        self._store.put(_BARRIER, encode_erasure(seal_erasure(record)))
 
 
 class ObjectErasures(Erasures):

@@ -31,28 +31,7 @@ from datetime import datetime
 from pathlib import Path
 
 import msgspec
-from strata.protocol.lake import (
-    DAY_LISTINGS,
-    LISTINGS,
-    WITNESSES,
-    Generation,
-    Listing,
-    Manifest,
-    Part,
-    Span,
-    StoredObject,
-    check_listing,
-    day_listing_name,
-    day_of,
-    day_text,
-    decode_listing,
-    encode,
-    encode_listing,
-    listing_name,
-    seal,
-    seal_listing,
-    witnesses_name,
-)
+from strata.protocol.sequences import Span, day_of, day_text
 
 from strata_pipeline.errors import LakeBusy, LakeError, ObjectStoreError
 from strata_pipeline.lake.attempts import (
@@ -85,6 +64,25 @@ from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.records import ObjectRecords
 from strata_pipeline.lake.stores.shelves import Bucket
 from strata_pipeline.lake.witnesses import Witnesses
+from strata_pipeline.lake_format import (
+    DAY_LISTINGS,
+    LISTINGS,
+    WITNESSES,
+    Generation,
+    Listing,
+    Manifest,
+    Part,
+    StoredObject,
+    check_listing,
+    day_listing_name,
+    decode_listing,
+    encode,
+    encode_listing,
+    listing_name,
+    seal,
+    seal_listing,
+    witnesses_name,
+)
 
 __all__ = ["DELTA_LOG", "ObjectLake"]
 

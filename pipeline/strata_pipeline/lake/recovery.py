@@ -18,7 +18,7 @@ import re
 from pathlib import Path
 from typing import NoReturn
 
-from strata.protocol.lake import Manifest, Span, decode, read_witnesses, witnesses_name
+from strata.protocol.sequences import Span
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import files
@@ -35,11 +35,11 @@ from strata_pipeline.lake.layout import (
 )
 from strata_pipeline.lake.retired import retire
 from strata_pipeline.lake.rows import digest_of, read_places
+from strata_pipeline.lake_format import Manifest, decode, read_witnesses, witnesses_name
 
 __all__ = ["recover_batches", "recover_days"]
 
 _STAGED_DAY = re.compile(r"(day=\d{4}-\d\d-\d\d)(\.old)?")
-_DAY_ASIDE = re.compile(r"_(day=\d{4}-\d\d-\d\d)\.aside")  # the name that an earlier version used
 _DRAFT = re.compile(r"_\d{10}\.jsonl?\.\d+")
 _SHOWN = 3
 
@@ -81,10 +81,9 @@ def recover_days(lake: LakeLayout) -> list[Path]:
     is complete; return the paths of what was moved aside."""
     _remove_drafts(lake.erased)
     finish_erasure(lake)
-    left = [(path, match) for path in listed(lake.packets) if (match := _DAY_ASIDE.fullmatch(path.name))]
-    left += [(path, match) for path in listed(lake.staging) if (match := _STAGED_DAY.fullmatch(path.name))]
+    left = [(path, match) for path in listed(lake.staging) if (match := _STAGED_DAY.fullmatch(path.name))]
     # Old files first, so that they are brought back before new ones are looked at.
-    left.sort(key=lambda one: one[0].name.startswith("day=") and one[1][2] is None)
+    left.sort(key=lambda one: one[1][2] is None)
     moved = []
     for path, match in left:
         day = lake.packets / match[1]
@@ -95,20 +94,7 @@ def recover_days(lake: LakeLayout) -> list[Path]:
             files.place(path, day)
         else:
             moved.append(files.move(path, lake.aside, path.name))
-    moved += _recover_chain(lake)
     files.remove_if_empty(lake.staging)
-    return moved
-
-
-def _recover_chain(lake: LakeLayout) -> list[Path]:
-    """Bring back the chain and the records of erasures if a killed migration has left none in sight, and move
-    aside what it staged."""
-    moved = []
-    for name, folder in (("manifests", lake.manifests_folder), ("erased", lake.erased)):
-        old, new = lake.staging / f"{name}.old", lake.staging / name
-        if old.exists() and not folder.exists():
-            files.place(old, folder)
-        moved += [files.move(one, lake.aside, name) for one in (old, new) if one.exists()]
     return moved
 
 
@@ -164,7 +150,7 @@ def _is_whole(lake: LakeLayout, staged: Path, manifest: Manifest) -> bool:
     places = read_places([*packets, *quarantine])
     if places.num_rows != manifest.packets + manifest.quarantined or digest_of(places) != manifest.rows:
         return False
-    return manifest.format == 1 or contents_of(packets, quarantine, manifest.span) == manifest.contents
+    return contents_of(packets, quarantine, manifest.span) == manifest.contents
 
 
 def _check_last_is_there(lake: LakeLayout) -> None:

@@ -24,21 +24,20 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol
 
 import msgspec
-from strata.protocol.lake import (
-    DAY_LISTINGS,
-    GENERATIONS,
-    Generation,
-    Part,
-    day_listing_name,
-    day_text,
-    generation_name,
-    parse_day,
-)
+from strata.protocol.sequences import day_text, parse_day
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.attempts import ATTEMPTS, ROOTS, Left, attempt_of, records
 from strata_pipeline.lake.object_generations import ERASED, Generations
 from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake_format import (
+    DAY_LISTINGS,
+    GENERATIONS,
+    Generation,
+    Part,
+    day_listing_name,
+    generation_name,
+)
 
 __all__ = [
     "DEFAULT_GRACE",

@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
-from strata.protocol.lake import DAY_SECONDS, RowsDigest, Span, row_bytes
+from strata.protocol.sequences import DAY_SECONDS, Span
 
 from strata_pipeline.lake.footers import check_footer
+from strata_pipeline.lake_format import RowsDigest, row_bytes
 
 __all__ = [
     "PLACES",

@@ -26,7 +26,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.dataset as pads
 from blake3 import blake3
-from strata.protocol.lake import StoredObject, day_text
+from strata.protocol.sequences import day_text
 
 from strata_pipeline.errors import LakeError, PipelineError
 from strata_pipeline.lake.attempts import ROOTS
@@ -37,6 +37,7 @@ from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.lake.stores.limits import NOTE_BYTES
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.records import DiskRecords, ObjectRecords
+from strata_pipeline.lake_format import StoredObject
 
 __all__ = ["SearchedDays"]
 

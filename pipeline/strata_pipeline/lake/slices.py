@@ -13,11 +13,12 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
-from strata.protocol.lake import Span, StoredObject
+from strata.protocol.sequences import Span
 
 from strata_pipeline.lake.checking import Unit
 from strata_pipeline.lake.contents import parquet_files, read_rows
 from strata_pipeline.lake.rows import rows_in
+from strata_pipeline.lake_format import StoredObject
 
 __all__ = ["Slice", "rows_of", "slices"]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from strata.protocol.lake import Manifest, day_of
+from strata.protocol.sequences import day_of
 
 from strata_pipeline.lake.chain import Chain
 from strata_pipeline.lake.erasures import Erasures
 from strata_pipeline.lake.stores.records import Records
 from strata_pipeline.lake.witnesses import Witnesses
+from strata_pipeline.lake_format import Manifest
 
 __all__ = ["LakeState"]
 

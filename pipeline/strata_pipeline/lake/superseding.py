@@ -6,22 +6,22 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from strata.protocol.lake import (
+from strata.protocol.sequences import day_text
+
+from strata_pipeline.errors import LakeBusy, ObjectStoreError
+from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.rewrite_attempts import Rewrite, give_up
+from strata_pipeline.lake_format import (
     ErasedBatch,
     Erasure,
     Generation,
     LakeError,
     Part,
     check_day_listing,
-    day_text,
     encode_day_listing,
     seal_day_listing,
     seal_generation,
 )
-
-from strata_pipeline.errors import LakeBusy, ObjectStoreError
-from strata_pipeline.lake.object_lake import ObjectLake
-from strata_pipeline.lake.rewrite_attempts import Rewrite, give_up
 
 __all__ = ["Erasing", "attempting", "supersede"]
 

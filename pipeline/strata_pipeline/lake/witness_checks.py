@@ -9,13 +9,6 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from strata.protocol.lake import (
-    LakeError,
-    Manifest,
-    read_witnesses,
-    witnesses_hash,
-    witnesses_name,
-)
 
 from strata_pipeline.lake.checking import batch_name
 from strata_pipeline.lake.contents import UNREADABLE
@@ -23,6 +16,7 @@ from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.layout import span_over
 from strata_pipeline.lake.rows import cut, read_places
 from strata_pipeline.lake.witnesses import Times, Witnesses
+from strata_pipeline.lake_format import LakeError, Manifest, read_witnesses, witnesses_hash, witnesses_name
 
 __all__ = ["surplus_witnesses", "witnesses_faults"]
 

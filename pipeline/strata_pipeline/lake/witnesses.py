@@ -1,4 +1,4 @@
-"""The files of a lake that say when other relays first received packets (`strata.protocol.lake.witnesses`).
+"""The files of a lake that say when other relays first received packets (`lake_format.witnesses`).
 
 _witnesses/0000000000-<hash>.csv     the times of one batch, in place before its manifest
 
@@ -14,8 +14,10 @@ from typing import NamedTuple, Self, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from strata.protocol.lake import (
-    WITNESSED,
+
+from strata_pipeline.lake.stores.limits import ROWS_BYTES
+from strata_pipeline.lake.stores.records import Records
+from strata_pipeline.lake_format import (
     WITNESSES,
     LakeError,
     Manifest,
@@ -23,9 +25,6 @@ from strata.protocol.lake import (
     read_witnesses,
     witnesses_name,
 )
-
-from strata_pipeline.lake.stores.limits import ROWS_BYTES
-from strata_pipeline.lake.stores.records import Records
 
 __all__ = ["NO_TIMES", "FirstReceived", "ReceivedAt", "Times", "Witnesses", "as_received"]
 
@@ -172,13 +171,13 @@ class FirstReceived:
         """As much of the manifest of a batch as concerns its file."""
         number, after, up_to, rows = self._told[batch].tolist()
         return Manifest(
-            format=WITNESSED,
             number=number,
             after=after,
             up_to=up_to,
             packets=rows,
             quarantined=0,
             rows="",
+            contents="",
             body_bytes=0,
             kinds={},
             last_packet_id="",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
-from strata.protocol.lake import HASHED, string_key
+from strata.protocol.columns import HASHED, string_key
 
 from strata_pipeline.bodies import read_body
 from strata_pipeline.errors import DatasetError
@@ -16,7 +16,7 @@ WITNESSED_AT = "witnessed_at"
 """A column that the log of a relay from before federation does not have; it is null there."""
 NUMBERS = ("sequence", "received_at", "timestamp", "expires_at", WITNESSED_AT)
 BYTEA_STRINGS = ("author_id", "content_type")
-"""The columns that are bytea in the log: keys of strings (`strata.protocol.lake.string_key`)."""
+"""The columns that are bytea in the log: keys of strings (`strata.protocol.columns.string_key`)."""
 
 _BODY_OF_LONG = "body_of_long"
 _TYPES = {

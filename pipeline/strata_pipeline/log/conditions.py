@@ -17,7 +17,8 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-from strata.protocol.lake import Span, string_key
+from strata.protocol.columns import string_key
+from strata.protocol.sequences import Span
 
 from strata_pipeline.log.columns import BYTEA_STRINGS, NUMBERS
 from strata_pipeline.log.database import literal

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import adbc_driver_postgresql
 import pyarrow as pa
-from strata.protocol.lake import Span
+from strata.protocol.sequences import Span
 
 from strata_pipeline.errors import LogError, LogUnavailable
 from strata_pipeline.log.spans import LogState
@@ -36,7 +36,6 @@ __all__ = [
     "read_span",
     "read_tombstones",
     "sequence_of",
-    "source_of",
     "translate_errors",
     "without_password",
 ]
@@ -61,12 +60,6 @@ SELECT head.last_sequence, kept.removed_to, ends.day, ends.last FROM head CROSS 
     SELECT sequence >> 32, max(sequence) FROM packets WHERE sequence < kept.removed_to GROUP BY 1
 ) AS ends ON ends.last IS NOT NULL
 """
-
-_HAS_WITNESSES = """
-SELECT EXISTS (SELECT FROM pg_attribute
-    WHERE attrelid = 'packets'::regclass AND attname = 'witnessed_at' AND NOT attisdropped)
-"""
-_WITHOUT_WITNESSES = "(SELECT *, NULL::bigint AS witnessed_at FROM packets) AS packets"
 
 _PASSWORD = re.compile(r"(//[^/@:]*:)[^@]*@|(password=)[^&\s]+", re.IGNORECASE)
 
@@ -131,31 +124,19 @@ def last_of(connection: adbc.Connection, span: Span, rows: int) -> int:
     return span.up_to if row is None or row[0] is None else int(row[0])
 
 
-def source_of(connection: adbc.Connection) -> str:
-    """What `read_span` reads rows from: the table of packets, with `witnessed_at` in any case."""
-    with translate_errors(), connection.cursor() as cursor:
-        cursor.execute(_HAS_WITNESSES)
-        row = cursor.fetchone()
-    return "packets" if row is not None and row[0] else _WITHOUT_WITNESSES
-
-
 def read_span(
-    connection: adbc.Connection,
-    span: Span,
-    columns: str,
-    conditions: list[str] | None = None,
-    source: str = "packets",
+    connection: adbc.Connection, span: Span, columns: str, conditions: list[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a span in order of sequence, some megabytes at a time.
 
-    `columns`, `conditions` and `source` are SQL. Without parameters the driver reads by COPY in binary form.
+    `columns` and `conditions` are SQL. Without parameters the driver reads by COPY in binary form.
     """
     where = " AND ".join([f"sequence > {span.after} AND sequence <= {span.up_to}", *(conditions or [])])
     with translate_errors(), connection.cursor() as cursor:
         cursor.adbc_statement.set_options(
             **{adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
         )
-        cursor.execute(f"SELECT {columns} FROM {source} WHERE {where} ORDER BY sequence")
+        cursor.execute(f"SELECT {columns} FROM packets WHERE {where} ORDER BY sequence")
         with cursor.fetch_record_batch() as batches:
             yield from batches
 
@@ -170,14 +151,8 @@ class LogTombstone(NamedTuple):
 
 
 def read_tombstones(connection: adbc.Connection) -> list[LogTombstone]:
-    """All tombstones, in order of sequence. Empty if the relay has no such table.
-
-    Raises `LogUnavailable`, `LogError`.
-    """
+    """All tombstones, in order of sequence. Raises `LogUnavailable`, `LogError`."""
     with translate_errors(), connection.cursor() as cursor:
-        cursor.execute("SELECT to_regclass('tombstones') IS NOT NULL")
-        if not (cursor.fetchone() or (False,))[0]:
-            return []
         cursor.execute("SELECT sequence, packet_id, body FROM tombstones ORDER BY sequence")
         return [LogTombstone(int(at), bytes(name), bytes(text)) for at, name, text in cursor.fetchall()]
 

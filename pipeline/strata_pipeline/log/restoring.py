@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi as adbc
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.lake import Span, first_of_day
+from strata.protocol.sequences import Span, first_of_day
 
 from strata_pipeline.errors import LogError, LogUnavailable
 from strata_pipeline.lake.batches import BatchPart

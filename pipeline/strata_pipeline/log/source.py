@@ -43,12 +43,12 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
-from strata.protocol.lake import Span
+from strata.protocol.sequences import Span
 
 from strata_pipeline.errors import LogUnavailable, UsageError
-from strata_pipeline.log.columns import WITNESSED_AT, arrow_schema, convert, select_list
+from strata_pipeline.log.columns import arrow_schema, convert, select_list
 from strata_pipeline.log.conditions import Conditions
-from strata_pipeline.log.database import connect, log_state, read_span, source_of
+from strata_pipeline.log.database import connect, log_state, read_span
 from strata_pipeline.log.spans import LogState, advance, share_out
 from strata_pipeline.schemas import schema
 from strata_pipeline.spark_daemon import calm_planning
@@ -150,9 +150,7 @@ class _Readable:
         columns = select_list(self._schema.names) or "sequence"
         conditions = list(partition.conditions)
         with contextlib.closing(connect(self._options.url)) as connection:
-            asked = [columns, *conditions]
-            source = source_of(connection) if any(WITNESSED_AT in one for one in asked) else "packets"
-            for batch in read_span(connection, partition.span, columns, conditions, source):
+            for batch in read_span(connection, partition.span, columns, conditions):
                 yield convert(batch, self._schema)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strata.protocol.lake import Span, day_of, first_of_day
+from strata.protocol.sequences import Span, day_of, first_of_day
 
 __all__ = ["DEFAULT_BATCH_ROWS", "LogState", "advance", "next_batch", "share_out"]
 

@@ -11,13 +11,14 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
-from strata.protocol.lake import ErasedBatch, LakeError, Manifest, Span
+from strata.protocol.sequences import Span
 from strata.protocol.tombstones import Tombstone, told_place
 
 from strata_pipeline.lake.checking import batch_name, chunks
 from strata_pipeline.lake.contents import Contents
 from strata_pipeline.lake.layout import Folders, listed, span_of, span_over
 from strata_pipeline.lake.rows import checked_files, cut, read_places
+from strata_pipeline.lake_format import ErasedBatch, LakeError, Manifest
 from strata_pipeline.transforms.checking import check_batch
 
 __all__ = ["DAMAGED", "EMPTY", "HeldAside", "emptied", "erased_batches", "held_aside", "read_aside"]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from strata.protocol.lake import Span
+from strata.protocol.sequences import Span
 
 from strata_pipeline.lake.contents import UNREADABLE, Rows, parquet_files, read_rows
 from strata_pipeline.lake.faults import Fault

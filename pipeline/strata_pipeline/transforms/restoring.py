@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from strata.protocol.columns import string_key
 from strata.protocol.equivalence import EQUIVALENT_TYPES, equivalence_key
-from strata.protocol.lake import string_key
 from strata.protocol.packets import Packet
 from strata.protocol.tombstones import Tombstone, told_place
 

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
-from strata.protocol.lake import Span
+from strata.protocol.sequences import Span
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.checking import Unit

@@ -12,12 +12,12 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.lake import encode_witnesses
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.chain import Chain
 from strata_pipeline.lake.witnesses import Witnesses
+from strata_pipeline.lake_format import encode_witnesses
 from strata_pipeline.planning import parallelism
 
 __all__ = ["differing_witnesses", "gathered_witnesses", "witnessed_rows", "witnesses_text"]

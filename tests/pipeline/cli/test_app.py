@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 COMMANDS = (
     "archive", "audit", "compact", "find", "erase", "reliability", "traffic", "trust", "reputation",
-    "restore", "migrate-lake", "publish-delta", "report", "views", "copy",
+    "restore", "publish-delta", "report", "views", "copy",
 )  # fmt: skip
 
 
@@ -70,7 +70,6 @@ def test_a_wrong_name_is_answered_with_the_nearest(arguments, nearest):
         ["traffic"],
         ["trust"],
         ["restore", "--database-url", "postgresql://127.0.0.1:1/x"],
-        ["migrate-lake"],
         ["report", "--output", "pages"],
     ],
     ids=lambda words: words[0],

@@ -17,12 +17,11 @@ from strata.protocol import packets
 from strata.protocol.documents import key_multibase
 from strata.protocol.ids import Identity
 from strata.protocol.keys import rotate_content
-from strata.protocol.lake import GENESIS, LakeError, as_format_1, decode, encode
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import Audited, Finding, _verify, _whole, audit
-from strata_pipeline.jobs.migrate import migrate_lake
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake_format import LakeError
 
 from tests.support import relay_logs
 from tests.support.footers import change, chunk, statistics
@@ -203,28 +202,6 @@ def test_what_a_plain_reader_would_read_too_much_is_found_without_the_log(spark,
     assert {finding.file for finding in audited.findings if finding.about == "file"} == set(map(str, strays))
 
 
-def test_a_migration_audits_first_and_what_was_not_bound_is(spark, log, lake):
-    chain = [decode(path.read_bytes(), path.name) for path in sorted(lake.glob("_manifests/*.json"))]
-    previous = GENESIS
-    for manifest in chain:  # as an earlier version wrote it
-        old = as_format_1(manifest, previous)
-        previous = old.hash
-        (lake / "_manifests" / f"{old.number:010}.json").write_bytes(encode(old))
-    path, table = file_of(lake)
-    altered = TAMPERINGS["an annotation"][0]
-    pq.write_table(altered(table), path)
-    assert audit(spark, lake).holds  # only the log can show it
-    with pytest.raises(LakeError, match=r"1 × log: altered.*nothing was changed"):
-        migrate_lake(spark, lake, url=log)
-    assert Lake.open(lake).tip == previous
-    pq.write_table(table, path)
-    done = migrate_lake(spark, lake, url=log)
-    assert (done.batches, done.tip_before, done.tip) == (8, previous, chain[-1].hash)
-    assert audit(spark, lake, url=log).holds
-    pq.write_table(altered(table), path)
-    assert audit(spark, lake).counts == {"batch: contents": 1}
-
-
 def test_a_changed_or_missing_manifest_is_an_error(spark, lake):
     first = lake / "_manifests" / "0000000000.json"
     text = first.read_text()
@@ -297,18 +274,6 @@ def test_packets_of_peers_count_under_the_keys_of_the_time_at_which_the_first_re
     assert counts == {"witness: changed": 1, "packet: unchecked": 1}
 
 
-def test_without_these_times_packets_of_peers_are_judged_as_of_their_arrival(
-    spark, federated, new_log, tmp_path
-):
-    url, _, made = federated
-    log = new_log(of=url)
-    sql(log, "UPDATE packets SET witnessed_at = NULL")  # as archived by an earlier version
-    archive(spark, log, tmp_path)
-    assert [one.format for one in Lake.open(tmp_path).manifests] == [2]
-    audited = audit(spark, tmp_path, url=url)  # nothing of format 2 is compared
-    assert [(one.about, one.packet_id) for one in audited.findings] == [("packet", made[2].packet_id)]
-
-
 def test_an_audit_compares_first_receipts_with_the_log(spark, federated, new_log):
     url, folder, made = federated
     log = new_log(of=url)
@@ -318,9 +283,8 @@ def test_an_audit_compares_first_receipts_with_the_log(spark, federated, new_log
         told = "NULL" if time is None else str(time)
         return f"UPDATE packets SET witnessed_at = {told} WHERE sequence = {place}"
 
-    # The relay has learned since that others had two packets still earlier. One of the first batch is not
-    # compared: an older program may have archived it.
-    sql(log, at(places[0], NOON + 1990), at(places[3], NOON + 8900), at(places[0] - 1, NOON))
+    # The relay has learned since that others had two packets still earlier.
+    sql(log, at(places[0], NOON + 1990), at(places[3], NOON + 8900))
     assert audit(spark, folder, url=log).findings == []
     sql(log, at(places[0], NOON + 2002), at(places[1], NOON + 100), at(places[2], None))
     audited = audit(spark, folder, url=log)

@@ -11,7 +11,7 @@ import pytest
 from strata.protocol import packets
 from strata.protocol.ids import Identity
 from strata.protocol.keys import rotate_content
-from strata.protocol.lake import DAY_SECONDS, GENESIS, LakeError, first_of_day
+from strata.protocol.sequences import DAY_SECONDS, first_of_day
 from strata_pipeline.cli.app import app
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs import audit as auditing
@@ -20,6 +20,7 @@ from strata_pipeline.jobs.audit import audit
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.lake.witnesses import ReceivedAt
+from strata_pipeline.lake_format import GENESIS, LakeError
 from typer.testing import CliRunner
 
 from tests.pipeline.jobs.test_audit import NOON, column, flip_signature

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import LakeError, day_text
+from strata.protocol.sequences import day_text
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs import compact as compacting
@@ -23,6 +23,7 @@ from strata_pipeline.lake import checking, files
 from strata_pipeline.lake.delta import publish, published_files
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake_format import LakeError
 
 from tests.support import relay_logs
 from tests.support import toy_lakes as toys

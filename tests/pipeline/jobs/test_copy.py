@@ -9,7 +9,7 @@ from typing import Any
 import obstore
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import LakeError, Manifest, Span, day_text
+from strata.protocol.sequences import Span, day_text
 from strata_pipeline.cli import app
 from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs.copy import copy_lake
@@ -19,9 +19,9 @@ from strata_pipeline.lake.chain import Chain
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import LakeLayout
-from strata_pipeline.lake.migration import migrate_chain
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake_format import LakeError, Manifest
 from typer.testing import CliRunner
 
 from tests.support.file_faults import Killed
@@ -34,9 +34,9 @@ ALL = [sequence(n) for n in range(1, 7)] + [sequence(n, DAY + 1) for n in (1, 2,
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
-    """Three batches of two days, with quarantined rows; the first of an earlier format."""
+    """Three batches of two days, with quarantined rows."""
     folder = tmp_path / "lake"
-    write_batch(folder, [1, 2, 3], [4], version=1)
+    write_batch(folder, [1, 2, 3], [4])
     write_batch(folder, [5], [6])
     write_batch(folder, [1, 2, 3], day=DAY + 1)
     return folder
@@ -118,19 +118,6 @@ def test_a_copy_has_the_witnesses_of_the_lake(lake, in_memory, tmp_path):
     with pytest.raises(LakeError, match=r"cannot be read.*Bring it back"):
         copy_lake(lake, short)
     assert len(Lake.open(short).manifests) == 3
-
-
-def test_a_lake_in_a_bucket_is_migrated_by_way_of_a_disk_into_another_place(lake, in_memory, tmp_path):
-    before, after = next(in_memory), next(in_memory)
-    copy_lake(lake, before)
-    copy_lake(before, tmp_path / "disk")
-    with Lake.replace(tmp_path / "disk"), Lake.write(tmp_path / "disk") as opened:
-        assert migrate_chain(opened) == 1
-    with pytest.raises(LakeError, match="is not the beginning of"):
-        copy_lake(tmp_path / "disk", before)
-    copy_lake(tmp_path / "disk", after)
-    assert rows(before) == rows(after) == ALL
-    assert {manifest.format for manifest in ObjectLake.open(after).manifests} == {2}
 
 
 def test_a_compacted_day_is_copied_as_it_was_archived(lake, place):
@@ -283,7 +270,7 @@ def test_what_does_not_hold_is_not_copied(lake, place, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["more.parquet", "_more.parquet"])
-@pytest.mark.parametrize("day", [DAY, DAY + 1], ids=["of format 1", "of format 2"])
+@pytest.mark.parametrize("day", [DAY, DAY + 1])
 def test_rows_that_are_of_no_batch_are_not_copied(lake, in_memory, tmp_path, name, day):
     batch = min(lake.glob(f"packets/day={day_text(day)}/batch=*"))
     pq.write_table(rows_table([sequence(99, day)]), batch / "kind=POST" / name)

@@ -14,7 +14,6 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import LakeError
 from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs import publishing
 from strata_pipeline.jobs.copy import Copied, copy_lake
@@ -25,6 +24,7 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake_format import LakeError
 
 from tests.support import object_lakes
 from tests.support.file_faults import Killed, counted

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow.dataset as pads
 import pytest
 from pyspark.sql import DataFrame
-from strata.protocol.lake import day_text
 from strata.protocol.packets import Packet
+from strata.protocol.sequences import day_text
 from strata_pipeline.datasets.channels import ChannelPackets
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.day_tables import DayTables, bring_up

@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import day_text, manifests_of_day
+from strata.protocol.sequences import day_text
 from strata_pipeline.errors import LakeError
 from strata_pipeline.jobs.audit import _portions
 from strata_pipeline.jobs.file_checks import _faults, _work
@@ -17,6 +17,7 @@ from strata_pipeline.lake.batches import Batch
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.rows import read_places
+from strata_pipeline.lake_format import manifests_of_day
 
 from tests.support.toy_lakes import DAY, compacted, files_below, place, rows_table, write_batch
 

@@ -6,7 +6,6 @@ import pytest
 from blake3 import blake3
 from strata.protocol.errors import InvalidInput
 from strata.protocol.ids import Identity
-from strata.protocol.lake import line_elsewhere, read_tombstone_line
 from strata.protocol.tombstones import Tombstone, sign_tombstone
 from strata_pipeline.errors import LakeError
 from strata_pipeline.jobs.audit_erasures import check_erasures
@@ -15,6 +14,7 @@ from strata_pipeline.jobs.elsewhere import ErasedIds
 from strata_pipeline.jobs.object_days import erase_from_day, still_there
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake_format import line_elsewhere, read_tombstone_line
 from strata_pipeline.log.database import LogTombstone
 
 from tests.support.object_lakes import inline, put_batch, rows_apart

@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import Span, manifests_of_day
+from strata.protocol.sequences import Span
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import checking
 from strata_pipeline.lake.batches import Batch
@@ -25,8 +25,8 @@ from strata_pipeline.lake.contents import UNREADABLE, read_rows
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.migration import migrate_chain
 from strata_pipeline.lake.slices import Slice, rows_of, slices
+from strata_pipeline.lake_format import manifests_of_day
 
 from tests.support.toy_lakes import (
     DAY,
@@ -40,21 +40,21 @@ from tests.support.toy_lakes import (
 )
 
 
-def make(folder: Path, version: int) -> Path:
-    write_batch(folder, [1, 2, 3, 4], [5, 6], version=version)
-    write_batch(folder, [7, 8, 9, 10], version=version)
-    write_batch(folder, [1, 2], day=DAY + 1, version=version)
+def make(folder: Path) -> Path:
+    write_batch(folder, [1, 2, 3, 4], [5, 6])
+    write_batch(folder, [7, 8, 9, 10])
+    write_batch(folder, [1, 2], day=DAY + 1)
     return folder
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def original(request, tmp_path_factory) -> tuple[Path, int]:
-    return make(tmp_path_factory.mktemp("toy") / "lake", request.param), request.param
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    return make(tmp_path_factory.mktemp("toy") / "lake")
 
 
 @pytest.fixture(scope="module")
 def with_a_compacted_day(original, tmp_path_factory) -> Path:
-    lake = Lake.open(shutil.copytree(original[0], tmp_path_factory.mktemp("compacted") / "lake"))
+    lake = Lake.open(shutil.copytree(original, tmp_path_factory.mktemp("compacted") / "lake"))
     target = staged_day(lake, DAY)
     compacted(lake, DAY, target)
     replace_day(lake, DAY, target, 0)
@@ -66,7 +66,7 @@ def lake(original, with_a_compacted_day, tmp_path, request, monkeypatch) -> Lake
     """A lake as archived, one whose first day was compacted, and the latter checked piece by piece."""
     if request.param == "pieces":
         monkeypatch.setattr(checking, "_CHUNK_ROWS", 1)
-    made = original[0] if request.param == "batches" else with_a_compacted_day
+    made = original if request.param == "batches" else with_a_compacted_day
     return Lake.open(shutil.copytree(made, tmp_path / "lake"))
 
 
@@ -125,9 +125,8 @@ ALTERED: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("original", [2], indirect=True)
 @pytest.mark.parametrize("what", ALTERED)
-def test_what_an_id_does_not_bind_is_bound_in_format_2(lake, what):
+def test_what_an_id_does_not_bind_is_bound_too(lake, what):
     ordinal, values = ALTERED[what]
     alter(*file_of(lake, ordinal), **values)
     found = file_faults(lake)
@@ -136,15 +135,9 @@ def test_what_an_id_does_not_bind_is_bound_in_format_2(lake, what):
         Batch.read(lake, lake.manifests[0]).check_contents()
 
 
-@pytest.mark.parametrize("original", [1], indirect=True)
-def test_in_format_1_only_the_log_can_tell(lake):
-    alter(*file_of(lake, 3), annotation=b"{}")
-    assert file_faults(lake) == []
-
-
 @pytest.mark.parametrize("column", ["received_at", "packet_id", "sequence"])
 @pytest.mark.parametrize("ordinal", [2, 5])
-def test_places_and_ids_are_bound_in_both(lake, column, ordinal):
+def test_places_and_ids_are_bound(lake, column, ordinal):
     values: dict[str, Any] = {column: bytes(32) if column == "packet_id" else place(1, DAY + 1)}
     alter(*file_of(lake, ordinal), **values)
     assert reasons(file_faults(lake)) & {"batch: digest", "batch: count"}
@@ -253,7 +246,7 @@ def test_a_file_that_some_readers_do_not_find_is_named(lake, ordinal, name):
 
 
 def test_a_copied_back_batch_beside_a_compacted_day_is_found(original, tmp_path):
-    lake = Lake.open(shutil.copytree(original[0], tmp_path / "lake"))
+    lake = Lake.open(shutil.copytree(original, tmp_path / "lake"))
     kept = shutil.copytree(lake.day_folder(DAY), tmp_path / "kept")
     target = staged_day(lake, DAY)
     compacted(lake, DAY, target)
@@ -381,7 +374,7 @@ SEED, SPOILED = 2, 150
 
 
 def test_whatever_bytes_a_file_has_a_check_tells_of_them_or_reads_what_was_there(tmp_path):
-    lake = Lake.open(make(tmp_path / "lake", 2))
+    lake = Lake.open(make(tmp_path / "lake"))
     path = next(path for path in files_below(lake.packets) if "kind=POST" in path.parts)
     sound, whole = pq.ParquetFile(path).read(BOUND), path.read_bytes()
     chance = random.Random(SEED)
@@ -412,39 +405,6 @@ def test_only_groups_of_rows_that_may_be_asked_for_are_read(tmp_path):
     assert sum(rows.columns.num_rows for rows in read_rows([path], ["sequence"])) == 100
 
 
-def test_a_migrated_chain_binds_what_the_old_one_did_not(lake, original):
-    before, version = lake.tip, original[1]
-    files = {path: path.read_bytes() for path in files_below(lake.packets)}
-    with Lake.replace(lake.root), Lake.write(lake.root) as opened:
-        assert migrate_chain(opened) == (3 if version == 1 else 0)
-    again = Lake.open(lake.root)
-    assert {one.format for one in again.manifests} == {2} and faults(lake.root) == []
-    assert (again.tip == before) == (version == 2)
-    assert files == {path: path.read_bytes() for path in files_below(lake.packets)}
-    kept = lake.root / "_aside" / "manifests-format-1"
-    assert kept.is_dir() == (version == 1)
-    alter(*file_of(again, 3), annotation=b"{}")
-    assert reasons(file_faults(again)) == {"batch: contents"}
-
-
-def test_a_migration_of_files_that_do_not_hold_changes_nothing(tmp_path):
-    path = make(tmp_path / "lake", 1)
-    lake = Lake.open(path)
-    alter(*file_of(lake, 2), packet_id=bytes(32))
-    with pytest.raises(LakeError, match=r"manifest 0.*Nothing was changed; run audit"):
-        migrate_chain(lake)
-    assert Lake.open(path).tip == lake.tip
-
-
-def test_a_lake_of_format_1_goes_on_in_format_2(tmp_path):
-    path = make(tmp_path / "lake", 1)
-    write_batch(path, [3, 4], day=DAY + 1)
-    lake = Lake.open(path)
-    assert [one.format for one in lake.manifests] == [1, 1, 1, 2] and faults(path) == []
-    alter(*file_of(lake, 3, DAY + 1), annotation=b"{}")
-    assert reasons(file_faults(lake)) == {"batch: contents"}
-
-
 @pytest.mark.parametrize(
     ("root", "column", "value"),
     [
@@ -455,7 +415,7 @@ def test_a_lake_of_format_1_goes_on_in_format_2(tmp_path):
     ],
 )  # fmt: skip
 def test_a_column_of_another_type_is_a_fault_and_no_end_of_the_audit(tmp_path, root, column, value):
-    lake = make(tmp_path / "lake", 2)
+    lake = make(tmp_path / "lake")
     path = min((lake / root).rglob("*.parquet"))
     rows = pq.ParquetFile(path).read()
     other = rows.set_column(rows.schema.get_field_index(column), column, pa.array([value] * len(rows)))
@@ -467,7 +427,7 @@ def test_a_column_of_another_type_is_a_fault_and_no_end_of_the_audit(tmp_path, r
 @pytest.mark.parametrize("root", ["packets", "quarantine"])
 @pytest.mark.parametrize("name", ["body", "BODY", "Sequence", "received_at"])
 def test_a_column_that_some_readers_take_for_another_is_a_fault(tmp_path, root, name):
-    lake = make(tmp_path / "lake", 2)
+    lake = make(tmp_path / "lake")
     path = min((lake / root).rglob("*.parquet"))
     rows = pq.ParquetFile(path).read()
     false = pa.array(rows[name.lower()].to_pylist()[::-1], rows[name.lower()].type)
@@ -481,7 +441,7 @@ def test_a_column_that_some_readers_take_for_another_is_a_fault(tmp_path, root, 
 @pytest.mark.parametrize(("root", "name"), [("packets", "kind"), ("packets", "reason"), ("quarantine", "x")])
 def test_a_file_with_a_column_of_its_own_is_named_once(tmp_path, monkeypatch, root, name):
     monkeypatch.setattr(checking, "_CHUNK_ROWS", 1)
-    lake = make(tmp_path / "lake", 2)
+    lake = make(tmp_path / "lake")
     path = min((lake / root).rglob("*.parquet"))
     rows = pq.ParquetFile(path).read()
     pq.write_table(rows.append_column(name, pa.array(["x"] * len(rows))), path)
@@ -494,11 +454,11 @@ def test_a_file_with_a_column_of_its_own_is_named_once(tmp_path, monkeypatch, ro
 
 
 def test_only_folders_within_a_lake_say_of_what_kind_its_rows_are(tmp_path):
-    assert faults(make(tmp_path / "kind=X" / "lake", 2)) == []
+    assert faults(make(tmp_path / "kind=X" / "lake")) == []
 
 
 def test_a_link_that_leads_nowhere_is_divided_among_tasks_as_a_file_is(tmp_path):
-    lake = Lake.open(make(tmp_path / "lake", 2))
+    lake = Lake.open(make(tmp_path / "lake"))
     folder = next((tmp_path / "lake" / "packets" / "day=2024-10-04").rglob("kind=*"))
     (folder / "gone.parquet").symlink_to(tmp_path / "nowhere")
     names = [one.file for one in slices(lake.units(DAY)[0], 2)]

@@ -9,14 +9,6 @@ from datetime import timedelta
 import pytest
 from blake3 import blake3
 from msgspec.structs import replace
-from strata.protocol.lake import (
-    LakeError,
-    decode_erasure,
-    encode_generation,
-    generation_name,
-    seal_erasure,
-    seal_generation,
-)
 from strata_pipeline.errors import LakeBusy, PipelineError
 from strata_pipeline.jobs.audit_erasures import check_erasures
 from strata_pipeline.jobs.audit_result import Audited
@@ -27,6 +19,13 @@ from strata_pipeline.lake.erasure_commit import put_record
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.rewrite_attempts import DEFAULT_GRACE, Grace, rewrites, sweep_days
+from strata_pipeline.lake_format import (
+    LakeError,
+    encode_generation,
+    generation_name,
+    seal_erasure,
+    seal_generation,
+)
 from strata_pipeline.transforms.emptying import read_aside
 
 from tests.support.file_faults import Killed
@@ -100,7 +99,7 @@ def test_killed_at_every_request_a_day_is_the_old_or_the_new_and_the_next_run_en
     assert rows_apart(where) == after
     settled(where)
     commit = next(n for n, one in enumerate(sent) if one.startswith("put _generations"))
-    assert sent[commit - 1].startswith("put _erased/generations") and len(sent) == commit + 1 > 7
+    assert sent[commit - 1].startswith("put _days/") and len(sent) == commit + 1 > 6
     assert not act(where)
     assert swept(where) == [] and rows_apart(where) == after
 
@@ -404,17 +403,6 @@ def test_lost_generations_or_manifests_stop_writing(in_memory):
         store.put(name, content)
     put_batch(where, [9], day=DAY + 1)
     assert rows_apart(where)[0] == [*LEFT, sequence(9, DAY + 1)]
-
-
-def test_a_program_that_knows_no_generations_refuses_the_lake_as_it_opens_it(in_memory):
-    where = next(in_memory)
-    begun(where)
-    compacted(where)
-    store = ObjectLake.open(where).store
-    # It reads all records of erasures at every start, by these names.
-    [name] = [name for name in store.keys("_erased") if name.endswith(".json")]
-    with pytest.raises(LakeError, match="its format is 2 and this program knows 1"):
-        decode_erasure(store.get(name), name)
 
 
 @pytest.mark.parametrize("left", [0, 1])

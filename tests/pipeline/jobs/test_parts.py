@@ -6,12 +6,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import LakeError, Part, StoredObject
 from strata_pipeline.errors import ObjectStoreError
 from strata_pipeline.jobs import parts
 from strata_pipeline.jobs.parts import PartWork, groups_of, packets_there, rewrite_part
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake_format import LakeError, Part, StoredObject
 from strata_pipeline.transforms.emptying import held_aside
 
 from tests.support.object_lakes import put_batch, tombstones

@@ -156,8 +156,8 @@ def test_a_restored_database_is_the_one_that_was_archived(spark, original, empty
     assert sum(row[9] is not None for row in restored["packets"]) == 21
     assert len(restored["packets"]) == done.packets == 106
     assert len(restored["packet_ids"]) == 109  # three of them also have an equivalence key
-    assert (done.left, done.left_out, done.reached) == (0, 0, original["head"][0][0])
-    assert steps[0][0] == 0 and steps[0][3] == 106 and steps[-1][0] == 106
+    assert (done.left, done.reached) == (0, original["head"][0][0])
+    assert steps[0][0] == 0 and steps[0][2] == 106 and steps[-1][0] == 106
 
     again = restore(spark, empty_url, lake)
     assert (again.packets, again.left, again.reached) == (0, 0, done.reached)
@@ -318,7 +318,7 @@ def _other_packets(made):
         # A day longer than in the lake.
         (lambda made: [(made[0][0], [*made[0][1], make(7000)])], None, "has no packet"),
         # A lost row, neither the last of a batch nor of all.
-        (lambda made: made, "DELETE FROM packets WHERE packet_id = '\\x{0}'", "105 packets up to"),
+        (lambda made: made, "DELETE FROM packets WHERE packet_id = '\\x{0}'", "105 rows up to"),
     ],
 )
 def test_a_log_that_is_no_beginning_of_the_lake_is_refused(spark, empty_url, lake, contents, damage, told):
@@ -412,7 +412,7 @@ def test_of_damaged_rows_the_places_alone_come_back_and_no_relay_serves_them(
     archive(spark, log_url, tmp_path / "lake")
 
     done = restore(spark, empty_url, tmp_path / "lake")
-    assert (done.packets, done.erased, done.damaged, done.left_out) == (103, 1, 2, 0)
+    assert (done.packets, done.erased, done.damaged) == (103, 1, 2)
     assert done.reached == rows[-1][0]
     now = asyncio.run(tables_of(empty_url))
     empty = [(at, received, 0, 0, told, b"", b"", b"", b'{"restored":"damaged"}', first, None)
@@ -422,7 +422,7 @@ def test_of_damaged_rows_the_places_alone_come_back_and_no_relay_serves_them(
     assert erased["packet_id"] in known and not known & {rows[2][4], rows[-1][4]}
     assert now["head"][0][:2] == (rows[-1][0], rows[-1][1])
     again = restore(spark, empty_url, tmp_path / "lake")
-    assert (again.packets, again.erased, again.damaged, again.left_out) == (0, 0, 0, 0)
+    assert (again.packets, again.erased, again.damaged) == (0, 0, 0)
     # The log from which it was archived has those rows, and is still the beginning of the lake.
     assert restore(spark, log_url, tmp_path / "lake").packets == 0
     # The mark is carried through another lake.
@@ -509,7 +509,6 @@ def test_the_command_tells_how_far_it_has_come(spark, original, empty_url, lake)
         "packets": 106,
         "erased": 0,
         "damaged": 0,
-        "left_out": 0,
         "reached": head,
         "left": 0,
         "epoch": 2,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.protocol.lake import GENESIS, Manifest
 from strata_pipeline.jobs.rewriting import stretches
+from strata_pipeline.lake_format import GENESIS, Manifest
 
 
 def batch(number: int, body_bytes: int) -> Manifest:
     return Manifest(
         number=number, after=10 * number, up_to=10 * number + 10, packets=10, quarantined=0, rows="",
-        body_bytes=body_bytes, kinds={}, last_packet_id="", last_received_at=0, written_at=0,
+        contents="", body_bytes=body_bytes, kinds={}, last_packet_id="", last_received_at=0, written_at=0,
         previous=GENESIS,
     )  # fmt: skip
 

@@ -6,11 +6,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from blake3 import blake3
-from strata.protocol.lake import GENESIS, Manifest, Span
+from strata.protocol.sequences import Span
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.batches import Batch, BatchPart, leading_days_with_holes
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.rows import digest_of
+from strata_pipeline.lake_format import GENESIS, Manifest
 
 FIRST = 20_000 << 32
 
@@ -29,7 +30,8 @@ def places(ordinals):
 def manifest(number, after, up_to, packets, quarantined=0, rows=""):
     return Manifest(
         number=number, after=after, up_to=up_to, packets=packets, quarantined=quarantined, rows=rows,
-        body_bytes=0, kinds={}, last_packet_id="", last_received_at=0, written_at=0, previous=GENESIS,
+        contents="", body_bytes=0, kinds={}, last_packet_id="", last_received_at=0, written_at=0,
+        previous=GENESIS,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
-from strata.protocol.lake import first_of_day
+from strata.protocol.sequences import first_of_day
 from strata_pipeline.cli import app
 from strata_pipeline.errors import LakeError, ObjectStoreError, UsageError
 from strata_pipeline.jobs import compact as compacting

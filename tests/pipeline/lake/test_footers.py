@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import Span
+from strata.protocol.sequences import Span
 from strata_pipeline.lake.contents import UNREADABLE, read_rows
 from strata_pipeline.lake.footers import check_content, check_end, check_footer, footer_of
 from strata_pipeline.lake.statistics import false_statistics

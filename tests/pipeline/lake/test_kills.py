@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from strata_pipeline.jobs.copy import copy_lake
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.migration import migrate_chain
 
 from tests.support.file_faults import Killed, counted
-from tests.support.object_lakes import erased
 from tests.support.toy_lakes import (
     DAY,
     compacted,
@@ -54,11 +51,6 @@ def prepare_compaction(path: Path) -> Callable[[], object]:
     target = staged_day(lake, DAY)
     compacted(lake, DAY, target)
     return lambda: replace_day(lake, DAY, target, 0)
-
-
-def prepare_migration(path: Path) -> Callable[[], object]:
-    lake = Lake.open(path)
-    return lambda: migrate_chain(lake)
 
 
 def recover(path: Path) -> None:
@@ -112,49 +104,6 @@ def test_killed_at_every_call_nothing_is_lost_and_nothing_is_half(original, tmp_
         assert not (path / "_aside").exists()
         shutil.rmtree(path)
     assert unseen <= (0 if at_once else 3)
-
-
-@pytest.mark.parametrize("is_erased", [False, True], ids=["whole", "erased from"])
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_migration_killed_at_every_call_leaves_the_old_chain_or_the_new_one(
-    tmp_path, in_memory, at_once, is_erased
-):
-    original = tmp_path / "original"
-    write_batch(original, [1, 2], version=1)
-    write_batch(original, [3], [4], version=1)
-    if is_erased:
-        erase_from_later_days(original, in_memory)
-    rows = read(original)
-    whole = shutil.copytree(original, tmp_path / "whole", symlinks=True)
-    with counted(at_once=at_once) as calls:
-        prepare_migration(whole)()
-    tips = {Lake.open(original).tip, Lake.open(whole).tip}
-    assert len(tips) == 2 and len(calls.names) > 8
-    for last in range(len(calls.names)):
-        path = shutil.copytree(original, tmp_path / f"at-{last}", symlinks=True)
-        with counted(last, at_once=at_once), pytest.raises(Killed):
-            prepare_migration(path)()
-        recover(path)
-        assert Lake.open(path).tip in tips and faults(path) == [] and read(path) == rows
-        prepare_migration(path)()
-        lake = Lake.open(path)
-        assert {one.format for one in lake.manifests} == {2} and faults(path) == []
-        assert [record.erased for record in lake.erasures.records] == ([2, 1] if is_erased else [])
-        chains = [folder for folder in path.rglob("manifests*") if folder.is_dir()]
-        count = len(lake.manifests)
-        assert any(len(list(folder.glob("0*.json"))) == count for folder in chains)  # the old one is kept
-
-
-def erase_from_later_days(path: Path, in_memory: Iterator[str]) -> None:
-    """Add days of format 2, and erase packets from two of their batches, from one of them twice."""
-    write_batch(path, [1, 2, 3, 4], day=DAY + 1)
-    write_batch(path, [5, 6], day=DAY + 1)
-    write_batch(path, [1], day=DAY + 2)
-    where = next(in_memory)
-    copy_lake(path, where)
-    for ordinals in ((2, 5), (3,)):
-        erased(where, *(place(n, DAY + 1) for n in ordinals), day=DAY + 1)
-    assert copy_lake(where, path).erasures == 2
 
 
 def prepare_again(path: Path, prepare: Callable[[Path], Callable[[], object]]) -> None:

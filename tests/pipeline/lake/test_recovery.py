@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import LakeError, Span
+from strata.protocol.sequences import Span
 from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import STAGED_MANIFEST
+from strata_pipeline.lake_format import LakeError
 
 from tests.support.file_faults import Killed
 from tests.support.toy_lakes import DAY, faults, files_below, place, read, rows_table, staged, write_batch
@@ -154,21 +155,6 @@ def cut_before_the_manifest(lake: Lake, made: tuple) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "write_new", dies)
         lake.commit(*made)
-
-
-def test_days_left_by_an_earlier_versions_exchange_come_back(lake):
-    day = lake / "packets" / "day=2024-10-04"
-    aside = day.with_name("_day=2024-10-04.aside")
-    day.rename(aside)
-    with Lake.write(lake) as opened:
-        assert opened.moved == []
-    assert read(lake) == ALL and not aside.exists()
-    # Interrupted later: the new files are in place, and the old ones kept for their readers.
-    shutil.copytree(day, aside)
-    with Lake.write(lake):
-        pass
-    assert read(lake) == ALL and not aside.exists()
-    assert len(list((lake / "_retired").iterdir())) == 1
 
 
 def test_halves_of_records_go_and_nothing_else_does(lake):

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from strata.protocol.lake import Span, day_text
+from strata.protocol.sequences import Span, day_text
 from strata_pipeline.lake.erasure_commit import mark, place_erasure
 from strata_pipeline.lake.generations import delete_retired
 from strata_pipeline.lake.lake import Lake

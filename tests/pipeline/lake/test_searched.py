@@ -11,18 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 from blake3 import blake3
-from strata.protocol.lake import read_tombstone_line
 from strata_pipeline.errors import LakeError
 from strata_pipeline.jobs.elsewhere import ErasedIds, lines_elsewhere, recorded
 from strata_pipeline.jobs.failures import Refused
 from strata_pipeline.jobs.object_days import compact_day, erase_from_day, still_there
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.migration import migrate_chain
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.lake.stores.limits import NOTE_BYTES
 from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake_format import read_tombstone_line
 from strata_pipeline.log.database import LogTombstone
 
 from tests.support import object_lakes, toy_lakes
@@ -234,19 +233,15 @@ def test_files_that_lack_or_come_from_elsewhere_are_seen(tmp_path):
     assert path.stat().st_mtime_ns == told.st_mtime_ns and searched(tmp_path) == [0]
 
 
-def test_a_lake_that_was_migrated_or_copied_is_searched_anew_and_one_that_was_moved_is_not(tmp_path):
+def test_a_lake_that_was_copied_is_searched_anew_and_one_that_was_moved_is_not(tmp_path):
     old, new, copy = (tmp_path / name for name in ("old", "new", "copy"))
-    write_batch(old, [1, 2], version=1)
-    write_batch(old, [1], day=DAY + 1, version=1)
+    write_batch(old, [1, 2])
+    write_batch(old, [1], day=DAY + 1)
     assert searched(old) == [0, 1]
     old.rename(new)
     assert searched(new) == []
     shutil.copytree(new, copy)  # with the note, and with the times of files
     assert searched(copy) == [0, 1]
-    with Lake.replace(new), Lake.write(new) as lake:
-        assert migrate_chain(lake) == 2
-    assert searched(new) == [0, 1]
-    assert searched(new) == []
 
 
 @pytest.mark.parametrize(

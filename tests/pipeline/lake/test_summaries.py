@@ -9,7 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from strata.protocol.lake import (
+from strata_pipeline.jobs.audit import Audited, _check_names
+from strata_pipeline.lake import chain as chain_module
+from strata_pipeline.lake.chain import manifest_name
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake_format import (
     GENESIS,
     LakeError,
     Manifest,
@@ -21,25 +25,19 @@ from strata.protocol.lake import (
     seal,
     summarise,
 )
-from strata.protocol.lake.sealing import with_hash
-from strata_pipeline.jobs.audit import Audited, _check_names
-from strata_pipeline.lake import chain as chain_module
-from strata_pipeline.lake.chain import manifest_name
-from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.migration import migrate_chain
+from strata_pipeline.lake_format.sealing import with_hash
 
 from tests.support.file_faults import Killed, counted
-from tests.support.toy_lakes import DAY, faults, place, staged, write_batch
+from tests.support.toy_lakes import DAY, faults, staged, write_batch
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three days of three batches, the first of format 1, and a batch of a fourth."""
+    """Three days of three batches, and a batch of a fourth."""
     folder = tmp_path_factory.mktemp("toy") / "lake"
     for day in range(DAY, DAY + 3):
         for first in (1, 4, 7):
-            version = 1 if day == DAY else 2
-            write_batch(folder, [first, first + 1], [first + 2], day=day, version=version)
+            write_batch(folder, [first, first + 1], [first + 2], day=day)
     write_batch(folder, [1], day=DAY + 3)
     return folder
 
@@ -249,14 +247,3 @@ def test_a_kill_while_days_are_sealed_leaves_a_lake_that_opens(original, tmp_pat
         assert not any(name.startswith("_") for name in os.listdir(path / "_manifests" / "days"))
         last += 1
     assert last > 10
-
-
-def test_a_migration_begins_anew(lake):
-    with Lake.replace(lake), Lake.write(lake) as opened:
-        assert migrate_chain(opened) == 3
-        opened.commit(*staged(opened, [2], day=DAY + 3))
-    again = Lake.open(lake)
-    assert again.chain.sealed == [] and faults(lake) == [] and again.reached == place(2, DAY + 3)
-    with Lake.replace(lake) as opened:
-        assert opened.chain.seal() == 3
-    assert Lake.open(lake).tip == again.tip

@@ -12,16 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
-from strata.protocol.lake import LakeError, Manifest, encode_witnesses, witnesses_hash, witnesses_name
 from strata_pipeline.jobs.archive import _commit
 from strata_pipeline.jobs.audit import _Witnessed
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import STAGED_WITNESSES
-from strata_pipeline.lake.migration import migrate_chain
 from strata_pipeline.lake.stores.records import DiskRecords
 from strata_pipeline.lake.witness_checks import surplus_witnesses, witnesses_faults
 from strata_pipeline.lake.witnesses import FirstReceived, Times, Witnesses
+from strata_pipeline.lake_format import LakeError, Manifest, encode_witnesses, witnesses_hash, witnesses_name
 
 from tests.support.file_faults import Killed, counted
 from tests.support.toy_lakes import DAY, compacted, faults, place, read, staged, witnessed, write_batch
@@ -44,9 +43,8 @@ def files_of(lake: Path) -> list[str]:
     return sorted(one.name for one in (lake / "_witnesses").iterdir())
 
 
-def test_a_lake_enters_format_3_with_its_first_witnesses_and_keeps_them(lake):
+def test_a_lake_keeps_the_witnesses_of_each_batch_that_has_some(lake):
     opened = Lake.open(lake)
-    assert [one.format for one in opened.manifests] == [2, 3, 3, 3]
     assert [bool(one.witnesses) for one in opened.manifests] == [False, True, True, False]
     assert files_of(lake) == [witnesses_name(one) for one in opened.manifests[1:3]]
     assert opened.witnesses.text_of(opened.manifests[1]) == encode_witnesses(TIMES.items())
@@ -59,7 +57,7 @@ def test_a_lake_enters_format_3_with_its_first_witnesses_and_keeps_them(lake):
 
 def test_a_lake_without_witnesses_has_no_folder_for_them(tmp_path):
     write_batch(tmp_path, [1, 2], times={})
-    assert not (tmp_path / "_witnesses").exists() and Lake.open(tmp_path).manifests[0].format == 2
+    assert not (tmp_path / "_witnesses").exists() and not Lake.open(tmp_path).manifests[0].witnesses
 
 
 def test_wherever_a_writer_is_killed_rows_and_witnesses_come_together(tmp_path):
@@ -67,7 +65,7 @@ def test_wherever_a_writer_is_killed_rows_and_witnesses_come_together(tmp_path):
         with Lake.write(folder) as opened:
             if opened.reached < place(5):
                 manifest, packets, quarantine = staged(opened, [3, 5], [4])
-                manifest, text = witnessed(opened, manifest, TIMES)
+                manifest, text = witnessed(manifest, TIMES)
                 opened.commit(manifest, packets, quarantine, text)
 
     with counted() as calls:
@@ -196,17 +194,6 @@ def test_files_that_a_chain_binds_and_no_relay_has_told_are_found(lake, text, re
     assert found(lake, [forged]) == reasons
 
 
-def test_a_migration_leaves_witnesses_where_they_are(tmp_path):
-    write_batch(tmp_path, [1, 2], version=1)
-    write_batch(tmp_path, [3, 5], [4], times=TIMES)
-    with Lake.replace(tmp_path), Lake.write(tmp_path) as opened:
-        assert migrate_chain(opened) == 1
-    migrated = Lake.open(tmp_path)
-    assert [one.format for one in migrated.manifests] == [2, 3]
-    assert migrated.witnesses.text_of(migrated.manifests[1]) == encode_witnesses(TIMES.items())
-    assert found(tmp_path) == [] and faults(tmp_path) == []
-
-
 def test_a_compaction_leaves_witnesses_where_they_are(lake):
     write_batch(lake, [1], day=DAY + 1, times={})
     names = files_of(lake)
@@ -257,7 +244,7 @@ def test_an_audit_keeps_no_manifests_to_know_what_they_bind(lake, first, portion
     bound.add([])
     bound.end()
     assert sorted(bound.surplus) == sorted(["0000000001x", *others[first:4], "notes"])
-    assert bound.days == [DAY] and bound.after == manifests[max(first, 1)].after
+    assert bound.days == [DAY]
 
 
 def test_a_chain_that_is_sent_to_tasks_reads_days_there(lake):

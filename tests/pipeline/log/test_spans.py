@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.protocol.lake import Span, day_of, first_of_day
+from strata.protocol.sequences import Span, day_of, first_of_day
 from strata_pipeline.log.spans import LogState, advance, next_batch, share_out
 
 

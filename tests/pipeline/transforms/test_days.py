@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql import Row
-from strata.protocol.lake import day_text, first_of_day
+from strata.protocol.sequences import day_text, first_of_day
 from strata_pipeline.datasets import Packets, Quarantine
 from strata_pipeline.days.cohorts import cohorts_of
 from strata_pipeline.days.figures import week_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from strata.protocol.lake import Span
+from strata.protocol.sequences import Span
 from strata_pipeline.jobs.copy_files import write_without
 from strata_pipeline.lake import checking
 from strata_pipeline.lake.contents import Contents

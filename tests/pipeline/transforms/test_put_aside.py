@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import Span
+from strata.protocol.sequences import Span
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.transforms.put_aside import sound_rows

@@ -9,9 +9,9 @@ from strata.protocol import canonical, packets
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.ids import Identity, Signer
 from strata.protocol.keys import KeyRules
-from strata.protocol.lake import first_of_day
 from strata.protocol.packets import Packet
 from strata.protocol.provenance import ProvenanceTrust
+from strata.protocol.sequences import first_of_day
 from strata.protocol.typed import trust_strength
 
 from relayd.admission.budgets import TrustAct, TrustBudgets

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import ClassVar
 
 import pytest
-from strata.protocol.lake import first_of_day
+from strata.protocol.sequences import first_of_day
 
 from relayd.cli import doctor
 from relayd.cli.doctor import Diagnosis, Verdict, examine

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from relayd.config import ConfigurationError, load
@@ -44,6 +46,13 @@ from tests.relayd.settings_files import problems
 def test_what_cannot_be_used_is_refused(environ, problem):
     (found,) = problems(None, environ)
     assert found.startswith(problem)
+
+
+def test_an_extra_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    environ = {"RELAYD_RETENTION_REQUIRES_ARCHIVE": "true", "RELAYD_ARCHIVE_MANIFESTS": "/lake/_manifests"}
+    (found,) = problems(None, environ)
+    assert "install relayd[archive]" in found
 
 
 def test_an_empty_host_is_no_wish_to_listen_on_every_interface(toml):

@@ -14,29 +14,27 @@ import msgspec
 import pytest
 import structlog
 from strata.protocol.ids import Identity
-from strata.protocol.lake import (
-    DAY_SECONDS,
+from strata.protocol.sequences import DAY_SECONDS, day_of, first_of_day
+from strata_pipeline.lake_format import (
     GENESIS,
     RECORD_BYTES,
     Manifest,
     RowsDigest,
-    day_of,
     decode,
     encode,
     encode_summary,
-    first_of_day,
     manifests_of_day,
     seal,
     summarise,
 )
-from strata.protocol.lake.sealing import with_hash
+from strata_pipeline.lake_format.sealing import with_hash
 
 from relayd.metrics import RETENTION_REASONS
 from relayd.moderation import SubjectKind
 from relayd.store import Appended, Store, archived
-from relayd.store.archived import Reason
 from relayd.store.erasing import Eraser
 from relayd.store.retention import Swept
+from relayd.store.types import Unproven
 
 NOW = 1_790_000_000
 TODAY = NOW // DAY_SECONDS
@@ -51,7 +49,6 @@ class Lake:
 
     folder: Path
     sql: asyncpg.Connection
-    version: int = 2
 
     async def rows(self):
         """The rows of the log."""
@@ -70,9 +67,8 @@ class Lake:
         digest = RowsDigest()
         digest.update(rows)
         return Manifest(
-            format=self.version,
-            contents="ab" * 32 if self.version > 1 else "",
-            witnesses="cd" * 32 if self.version > 2 and len(rows) % 2 else "",
+            contents="ab" * 32,
+            witnesses="cd" * 32 if len(rows) % 2 else "",
             number=len(self.manifests),
             after=self.reached,
             up_to=rows[-1][0],
@@ -158,18 +154,6 @@ async def test_days_that_the_lake_has_go_as_ever(keeper, lake, sql, told):
     assert [row[0] for row in kept] == [first_of_day(TODAY + day) + 4 for day in range(2)]
     # Packets that retention has spared no longer belong to the day: they do not block the next one.
     assert (await keeper.maintain(LATER + DAY_SECONDS)).days == 1
-
-
-@pytest.mark.parametrize("later", [1, 2, 3])
-async def test_a_lake_that_an_earlier_version_began_proves_as_much(keeper, lake, sql, later):
-    lake.version = 1
-    await lake.archive(first_of_day(TODAY) + 8)
-    lake.version = later
-    await lake.archive(batch_rows=3)
-    assert {manifest.format for manifest in lake.manifests} == {1, later}
-    assert any(manifest.witnesses for manifest in lake.manifests) == (later == 3)
-    assert (await keeper.maintain(LATER)).days == 2
-    assert await day_partitions(sql) == [2, 3, 4]
 
 
 @pytest.mark.parametrize("first", ["archived", "erased"])
@@ -294,8 +278,8 @@ def truncated(text):
     return text[:-20]
 
 
-def of_a_later_format(text):
-    return text.replace(b'"format": 2', b'"format": 4')
+def of_another_format(text):
+    return text.replace(b'"format": 3', b'"format": 2')
 
 
 def too_long(text):
@@ -323,16 +307,16 @@ async def one_replaced(lake):
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (missing, Reason.UNREADABLE),
-        (no_folder_but_a_lake, Reason.UNREADABLE),
-        (unreadable_manifest, Reason.UNREADABLE),
-        (rewritten(0, altered), Reason.INVALID),
-        (rewritten(9, truncated), Reason.INVALID),
-        (rewritten(5, of_a_later_format), Reason.INVALID),
-        (rewritten(4, beyond_every_number), Reason.INVALID),
-        (rewritten(3, too_long), Reason.INVALID),
-        (one_missing_from_the_chain, Reason.INVALID),
-        (one_replaced, Reason.INVALID),
+        (missing, Unproven.UNREADABLE),
+        (no_folder_but_a_lake, Unproven.UNREADABLE),
+        (unreadable_manifest, Unproven.UNREADABLE),
+        (rewritten(0, altered), Unproven.INVALID),
+        (rewritten(9, truncated), Unproven.INVALID),
+        (rewritten(5, of_another_format), Unproven.INVALID),
+        (rewritten(4, beyond_every_number), Unproven.INVALID),
+        (rewritten(3, too_long), Unproven.INVALID),
+        (one_missing_from_the_chain, Unproven.INVALID),
+        (one_replaced, Unproven.INVALID),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -530,7 +514,7 @@ async def test_the_log_takes_packets_while_a_day_is_compared(keeper, lake, packe
 
 
 def test_metrics_know_every_reason():
-    assert tuple(reason.value for reason in Reason) == RETENTION_REASONS
+    assert tuple(reason.value for reason in Unproven) == RETENTION_REASONS
 
 
 def seal_days(lake, days):
@@ -576,10 +560,10 @@ async def test_summaries_make_nobody_believe_a_chain_that_does_not_hold(keeper, 
     if harm == "the end":
         for manifest in lake.manifests[3:]:
             lake.path(manifest.number).unlink()
-        expected = Reason.BEHIND
+        expected = Unproven.BEHIND
     else:
         lake.path(1).write_bytes(encode(seal(msgspec.structs.replace(lake.manifests[1], written_at=NOW + 1))))
-        expected = Reason.INVALID
+        expected = Unproven.INVALID
     assert (await keeper.maintain(LATER)).days < 2
     assert told[-1][1] == expected
 

@@ -8,7 +8,7 @@ import json
 
 import msgspec
 import pytest
-from strata.protocol.lake import DAY_SECONDS
+from strata.protocol.sequences import DAY_SECONDS
 
 from relayd.store.types import IdentitiesMoved, NewPacket
 

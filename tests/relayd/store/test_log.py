@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 from strata.protocol.ids import Identity
-from strata.protocol.lake import DAY_SECONDS, day_of, first_of_day
+from strata.protocol.sequences import DAY_SECONDS, day_of, first_of_day
 
 from relayd.lineage import SKEW_SECONDS
 from relayd.moderation import SubjectKind

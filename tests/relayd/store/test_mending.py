@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from strata.protocol.lake import DAY_SECONDS
+from strata.protocol.sequences import DAY_SECONDS
 
 from relayd.lineage import SKEW_SECONDS
 from relayd.store import LogQuery

@@ -11,10 +11,10 @@ import asyncpg
 import pytest
 from msgspec import structs
 from strata.protocol.ids import Identity
-from strata.protocol.lake import DAY_SECONDS, first_of_day
 from strata.protocol.places import PacketPlace
 from strata.protocol.provenance import ProvenanceTrust
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
+from strata.protocol.sequences import DAY_SECONDS, first_of_day
 from strata.protocol.tombstones import read_tombstone
 
 from relayd import failpoints

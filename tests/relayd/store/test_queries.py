@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strata.protocol.lake import DAY_SECONDS
+from strata.protocol.sequences import DAY_SECONDS
 
 from relayd.store import LogPage, LogQuery, NewPacket, Store, StoredPacket
 from relayd.store.declined import covers

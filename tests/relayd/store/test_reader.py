@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 import uvloop
-from strata.protocol.lake import DAY_SECONDS
+from strata.protocol.sequences import DAY_SECONDS
 
 from relayd.lineage import KnownLog
 from relayd.store import LogQuery, NewPacket, Store, StoreTimeout, StoreUnavailable, connection

@@ -10,7 +10,7 @@ import structlog
 from msgspec.structs import replace
 from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.lake import DAY_SECONDS, day_of
+from strata.protocol.sequences import DAY_SECONDS, day_of
 
 from relayd.moderation import SubjectKind
 from relayd.store import AppendOutcome, Gone, LogQuery, Store

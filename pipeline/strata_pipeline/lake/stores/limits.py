@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from strata.protocol.lake import RECORD_BYTES
-
 from strata_pipeline.errors import LakeError
+from strata_pipeline.lake_format import RECORD_BYTES
 
 __all__ = [
     "BATCH_LISTING_BYTES",

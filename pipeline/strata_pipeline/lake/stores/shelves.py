@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from blake3 import blake3
-from strata.protocol.lake import StoredObject
 
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.stores.objects import ObjectStore, several
+from strata_pipeline.lake_format import StoredObject
 
 __all__ = ["Bucket", "MountedDisk", "Shelf", "fault_of_object"]
 

@@ -18,12 +18,12 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import msgspec
+from strata.protocol.sequences import Span, day_text, is_day
 
-from strata.protocol.lake.erasure import Erasure, check_erasures
-from strata.protocol.lake.listing import StoredObject, misnamed, misplaced
-from strata.protocol.lake.manifest import GENESIS, Manifest
-from strata.protocol.lake.sealing import hash_of, read_sealed, refuse, text_of, with_hash
-from strata.protocol.lake.sequences import Span, day_text, is_day
+from strata_pipeline.lake_format.erasure import Erasure, check_erasures
+from strata_pipeline.lake_format.listing import StoredObject, misnamed, misplaced
+from strata_pipeline.lake_format.manifest import GENESIS, Manifest
+from strata_pipeline.lake_format.sealing import hash_of, read_sealed, refuse, text_of, with_hash
 
 __all__ = [
     "DAY_LISTINGS",

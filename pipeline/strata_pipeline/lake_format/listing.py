@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
+from strata.protocol.sequences import Span, day_text
 
-from strata.protocol.lake.manifest import Manifest
-from strata.protocol.lake.sealing import read_sealed, refuse, text_of, with_hash
-from strata.protocol.lake.sequences import Span, day_text
+from strata_pipeline.lake_format.manifest import Manifest
+from strata_pipeline.lake_format.sealing import read_sealed, refuse, text_of, with_hash
 
 __all__ = [
     "LISTINGS",

@@ -2,8 +2,7 @@
 
 A summary binds the manifests of its day by their hashes and contains the hash of the previous summary. It
 says nothing that the manifests do not say: it can be made again from them, and an audit does that and
-compares. So it is not part of the chain. A reader that does not know summaries reads the manifests, which are
-all kept.
+compares. So it is not part of the chain, whose manifests are all kept.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 from blake3 import blake3
+from strata.protocol.sequences import Span, day_of, day_text, is_day
 
-from strata.protocol.lake.manifest import GENESIS, ChainEnd, Manifest, check_chain
-from strata.protocol.lake.sealing import LakeError, read_sealed, refuse, text_of, with_hash
-from strata.protocol.lake.sequences import Span, day_of, day_text, is_day
+from strata_pipeline.lake_format.manifest import GENESIS, ChainEnd, Manifest, check_chain
+from strata_pipeline.lake_format.sealing import LakeError, read_sealed, refuse, text_of, with_hash
 
 __all__ = [
     "SUMMARIES",
@@ -50,8 +49,8 @@ class DaySummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     body_bytes: int
     manifests: str
     """BLAKE3-256 of the hashes of its manifests, 32 bytes each, one after the other."""
-    manifest_format: int
-    """The format of its last manifest."""
+    witnesses: int
+    """How many of its batches have a file of witnesses."""
     tip: str
     """The hash of its last manifest."""
     previous: str
@@ -67,7 +66,7 @@ class DaySummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def end(self) -> ChainEnd:
         """The end of the chain after this day."""
-        return ChainEnd(self.first + self.batches, self.tip, self.up_to, self.manifest_format)
+        return ChainEnd(self.first + self.batches, self.tip, self.up_to)
 
     @property
     def name(self) -> str:
@@ -89,7 +88,7 @@ def summarise(manifests: Sequence[Manifest], previous: str) -> DaySummary:
         quarantined=sum(manifest.quarantined for manifest in manifests),
         body_bytes=sum(manifest.body_bytes for manifest in manifests),
         manifests=hashes.hexdigest(),
-        manifest_format=last.format,
+        witnesses=sum(bool(manifest.witnesses) for manifest in manifests),
         tip=last.hash,
         previous=previous,
     )

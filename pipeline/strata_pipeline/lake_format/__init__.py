@@ -4,8 +4,7 @@ The pipeline writes such an archive (a lake), relayd reads its manifests before 
 log, and an auditor needs only this package and a reader of Parquet.
 """
 
-from strata.protocol.lake.columns import HASHED, string_key, string_keys
-from strata.protocol.lake.digest import (
+from strata_pipeline.lake_format.digest import (
     NOTHING,
     OTHERS,
     ContentsDigest,
@@ -14,7 +13,7 @@ from strata.protocol.lake.digest import (
     others_hash,
     row_bytes,
 )
-from strata.protocol.lake.erasure import (
+from strata_pipeline.lake_format.erasure import (
     ErasedBatch,
     Erasure,
     check_erasures,
@@ -25,7 +24,7 @@ from strata.protocol.lake.erasure import (
     seal_erasure,
     told,
 )
-from strata.protocol.lake.generation import (
+from strata_pipeline.lake_format.generation import (
     DAY_LISTINGS,
     GENERATIONS,
     DayListing,
@@ -42,7 +41,7 @@ from strata.protocol.lake.generation import (
     seal_day_listing,
     seal_generation,
 )
-from strata.protocol.lake.listing import (
+from strata_pipeline.lake_format.listing import (
     LISTINGS,
     Listing,
     StoredObject,
@@ -52,24 +51,19 @@ from strata.protocol.lake.listing import (
     listing_name,
     seal_listing,
 )
-from strata.protocol.lake.manifest import (
+from strata_pipeline.lake_format.manifest import (
     FORMAT,
-    FORMATS,
     GENESIS,
-    WITNESSED,
     ChainEnd,
     Manifest,
-    as_format_1,
     check_chain,
     decode,
     encode,
     manifests_of_day,
-    migrated,
     seal,
 )
-from strata.protocol.lake.sealing import RECORD_BYTES, LakeError
-from strata.protocol.lake.sequences import DAY_SECONDS, Span, day_of, day_text, first_of_day, parse_day
-from strata.protocol.lake.summary import (
+from strata_pipeline.lake_format.sealing import RECORD_BYTES, LakeError
+from strata_pipeline.lake_format.summary import (
     SUMMARIES,
     DaySummary,
     check_day,
@@ -78,7 +72,7 @@ from strata.protocol.lake.summary import (
     encode_summary,
     summarise,
 )
-from strata.protocol.lake.witnesses import (
+from strata_pipeline.lake_format.witnesses import (
     WITNESSES,
     decode_witnesses,
     encode_witnesses,
@@ -90,18 +84,14 @@ from strata.protocol.lake.witnesses import (
 
 __all__ = [
     "DAY_LISTINGS",
-    "DAY_SECONDS",
     "FORMAT",
-    "FORMATS",
     "GENERATIONS",
     "GENESIS",
-    "HASHED",
     "LISTINGS",
     "NOTHING",
     "OTHERS",
     "RECORD_BYTES",
     "SUMMARIES",
-    "WITNESSED",
     "WITNESSES",
     "ChainEnd",
     "ContentsDigest",
@@ -115,9 +105,7 @@ __all__ = [
     "Manifest",
     "Part",
     "RowsDigest",
-    "Span",
     "StoredObject",
-    "as_format_1",
     "check_chain",
     "check_day",
     "check_day_listing",
@@ -127,8 +115,6 @@ __all__ = [
     "check_summaries",
     "contents_bytes",
     "day_listing_name",
-    "day_of",
-    "day_text",
     "decode",
     "decode_day_listing",
     "decode_erasure",
@@ -143,15 +129,12 @@ __all__ = [
     "encode_listing",
     "encode_summary",
     "encode_witnesses",
-    "first_of_day",
     "generation_name",
     "line_elsewhere",
     "listing_name",
     "manifests_of_day",
-    "migrated",
     "most_witnesses_bytes",
     "others_hash",
-    "parse_day",
     "read_tombstone_line",
     "read_witnesses",
     "row_bytes",
@@ -160,8 +143,6 @@ __all__ = [
     "seal_erasure",
     "seal_generation",
     "seal_listing",
-    "string_key",
-    "string_keys",
     "summarise",
     "told",
     "witnesses_hash",

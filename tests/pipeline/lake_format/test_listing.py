@@ -6,7 +6,8 @@ import json
 
 import msgspec
 import pytest
-from strata.protocol.lake import (
+from strata.protocol.sequences import first_of_day
+from strata_pipeline.lake_format import (
     LakeError,
     Listing,
     Manifest,
@@ -14,7 +15,6 @@ from strata.protocol.lake import (
     check_listing,
     decode_listing,
     encode_listing,
-    first_of_day,
     listing_name,
     seal,
     seal_listing,
@@ -26,7 +26,6 @@ FOLDER = f"day=2024-10-04/batch={BORDER + 1}-{BORDER + 9}"
 
 MANIFEST = seal(
     Manifest(
-        format=2,
         number=12,
         after=BORDER,
         up_to=BORDER + 9,

@@ -6,7 +6,8 @@ import json
 
 import msgspec
 import pytest
-from strata.protocol.lake import (
+from strata.protocol.sequences import first_of_day
+from strata_pipeline.lake_format import (
     GENESIS,
     Erasure,
     Generation,
@@ -21,7 +22,6 @@ from strata.protocol.lake import (
     decode_generation,
     encode_day_listing,
     encode_generation,
-    first_of_day,
     generation_name,
     seal,
     seal_day_listing,
@@ -37,7 +37,7 @@ WRITER = "f" * 32
 def manifest(number: int, after: int, up_to: int) -> Manifest:
     return seal(
         Manifest(
-            format=2, number=number, after=BORDER + after, up_to=BORDER + up_to, packets=2, quarantined=0,
+            number=number, after=BORDER + after, up_to=BORDER + up_to, packets=2, quarantined=0,
             rows="r" * 64, contents="c" * 64, body_bytes=1, kinds={"POST": 2}, last_packet_id="aa",
             last_received_at=1, written_at=1, previous="p" * 64,
         )

@@ -7,7 +7,6 @@ from typing import Final, NoReturn, Protocol, TypeVar
 
 import msgspec
 from blake3 import blake3
-
 from strata.protocol import canonical
 from strata.protocol.errors import InvalidInput, StrataError
 
@@ -25,10 +24,11 @@ class LakeError(StrataError):
 
 class _Sealed(Protocol):
     @property
-    def format(self) -> int: ...
-
-    @property
     def hash(self) -> str: ...
+
+
+class _Head(msgspec.Struct):
+    format: int
 
 
 _Record = TypeVar("_Record", bound=_Sealed)
@@ -62,12 +62,17 @@ def refuse(name: str, why: str) -> NoReturn:
 def read_sealed(text: bytes, record_type: type[_Record], version: int, name: str) -> _Record:
     """Read a record of this version. Raises `LakeError` with this `name` if it cannot be used."""
     try:
+        found = msgspec.json.decode(text, type=_Head).format
+        if found != version:
+            refuse(
+                name,
+                f"its format is {found} and this program reads {version} alone: archive the log anew into "
+                "another folder, or read this lake with the program that wrote it",
+            )
         record = msgspec.json.decode(text, type=record_type)
         recomputed = hash_of(msgspec.to_builtins(record))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
         refuse(name, f"it is damaged: {error}")
-    if record.format != version:
-        refuse(name, f"its format is {record.format} and this program knows {version}")
     if record.hash != recomputed:
         refuse(name, "it was changed after it was written: its hash does not recompute")
     return record

@@ -7,7 +7,7 @@ A packet's id is the hash of what its author signed, so this binds the packets t
 signatures verify is a separate check. A packet_id that is not 32 bytes long, which only a damaged row has, is
 replaced by its own hash.
 
-From format 2 on, a second digest binds what an id does not: the signature in a body, the relay's findings
+A second digest binds what an id does not: the signature in a body, the relay's findings
 about the origin of media, and every column of a row that is not a packet.
 
     record  = sequence ‖ H(body) ‖ H(annotation) ‖ others      8 bytes, signed, big endian, and 3 × 32 bytes

@@ -18,14 +18,14 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 import msgspec
-
 from strata.protocol import canonical
 from strata.protocol.errors import ErrorCode, InvalidInput
 from strata.protocol.fields import integer
-from strata.protocol.lake.manifest import GENESIS, Manifest
-from strata.protocol.lake.sealing import read_sealed, refuse, text_of, with_hash
-from strata.protocol.lake.sequences import is_day
+from strata.protocol.sequences import is_day
 from strata.protocol.tombstones import Tombstone, read_tombstone
+
+from strata_pipeline.lake_format.manifest import GENESIS, Manifest
+from strata_pipeline.lake_format.sealing import read_sealed, refuse, text_of, with_hash
 
 __all__ = [
     "ErasedBatch",
@@ -146,7 +146,6 @@ def _told(manifest: Manifest, batch: ErasedBatch | None) -> Manifest:
     if (
         batch.packets + batch.quarantined != manifest.packets + manifest.quarantined
         or batch.packets > manifest.packets
-        or bool(batch.contents) != bool(manifest.contents)
     ):
         refuse(f"erasure of manifest {manifest.number}", "it tells of other rows than the manifest")
     return msgspec.structs.replace(

@@ -7,13 +7,13 @@ import pytest
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.protocol.lake import (
+from strata.protocol.sequences import first_of_day
+from strata_pipeline.lake_format import (
     GENESIS,
     LakeError,
     Manifest,
     decode_witnesses,
     encode_witnesses,
-    first_of_day,
     read_witnesses,
     seal,
     witnesses_hash,
@@ -27,7 +27,6 @@ NUMBERS = st.integers(-(2**63), 2**63 - 1)
 
 MANIFEST = seal(
     Manifest(
-        format=3,
         number=12,
         after=BORDER,
         up_to=BORDER + 9,

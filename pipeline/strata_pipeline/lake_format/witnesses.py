@@ -21,8 +21,8 @@ from itertools import pairwise
 
 from blake3 import blake3
 
-from strata.protocol.lake.manifest import Manifest
-from strata.protocol.lake.sealing import LakeError, refuse
+from strata_pipeline.lake_format.manifest import Manifest
+from strata_pipeline.lake_format.sealing import LakeError, refuse
 
 __all__ = [
     "WITNESSES",

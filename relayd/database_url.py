@@ -71,7 +71,8 @@ def fault_of(url: str) -> str | None:
         if not _is_name(name):
             return _NO_URL
         if value and name in _VALUES and value not in _VALUES[name]:
-            advice = "; sslmode=verify-full proves the server" if name == "channel_binding" else ""
+            proof = "; sslmode=verify-full&sslrootcert=system proves the server"
+            advice = proof if name == "channel_binding" else ""
             return f"{name} can only be {' or '.join(_VALUES[name])} here{advice}"
         if value and name in _LIBPQ_ONLY:
             return f"{name} is not possible here: the relay's driver lacks it"

@@ -67,8 +67,8 @@ class Talk {
     }
   }
 
-  publish(timeout = 30): void {
-    this.act(() => this.core.publish(`0x${"a".repeat(64)}`, "{}", timeout, this.now));
+  publish(timeout = 30, size = 2): void {
+    this.act(() => this.core.publish(`0x${"a".repeat(64)}`, `{${" ".repeat(size - 2)}}`, timeout, this.now));
   }
 
   ok(): void {
@@ -149,6 +149,17 @@ for (const [how, sleep] of [
     assert.equal(talk.lost, 2);
   });
 }
+
+test("a line that takes long for one large packet is kept", () => {
+  const talk = new Talk();
+  talk.isSilent = true; // the probe is behind the packet
+  talk.publish(30, 200_000);
+  talk.pass(200_000 / 10_000);
+  assert.ok(talk.probes.length > 0);
+  assert.equal(talk.lost, 0);
+  talk.ok();
+  assert.equal(talk.settled.length, 1);
+});
 
 test("a publish without an answer is a reason to probe, and goes out again on the next connection", () => {
   const talk = new Talk();

@@ -118,7 +118,10 @@ async def test_a_url_as_providers_print_it_is_used(database: str, members: str):
 @pytest.mark.parametrize(
     ("members", "fault"),
     [
-        ("sslmode=require&channel_binding=require", "channel_binding can only be prefer or disable here"),
+        (
+            "sslmode=require&channel_binding=require",
+            "here; sslmode=verify-full&sslrootcert=system proves the server",
+        ),
         ("gssencmode=require", "gssencmode can only be prefer or disable here"),
         ("sslmode=verify_full", "sslmode can only be disable or "),
         ("target_session_attrs=primary-only", "target_session_attrs can only be any or "),

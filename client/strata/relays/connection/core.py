@@ -188,7 +188,7 @@ class Core:
 
     def pinged(self, now: float) -> None:
         """Note that the ping has been sent."""
-        self._liveness.pinged(now, self._publishing.bytes_in_flight)
+        self._liveness.pinged(now, self._publishing.sizes_in_flight)
 
     def answered(self) -> None:
         """Note that the pong to the last ping has come."""
@@ -363,7 +363,7 @@ class Core:
     def _awaits(self) -> bool:
         """Whether a request waits for an answer of the relay."""
         return (
-            self._publishing.bytes_in_flight > 0
+            len(self._publishing.sizes_in_flight) > 0
             or self._authenticating.state is AuthState.AUTHENTICATING
             or any(stream.awaits_answer for stream in self._streams)
         )

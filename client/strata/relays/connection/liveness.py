@@ -16,7 +16,7 @@ once, and its answer is expected soon. Other bytes only give it time: they may h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from strata.relays.connection.options import Options
@@ -32,6 +32,10 @@ PROBE_SECONDS: Final = 3.0
 """How long the answer to a ping may take that goes out because of a doubt."""
 _SLOWEST_BYTES: Final = 65_536
 """Bytes per second of the slowest line on which requests ahead of a ping do not count as silence."""
+_SLOWEST_BYTES_OF_ONE: Final = 8192
+"""The same for the largest request: nothing comes until all of it is there."""
+_LONGEST_SENDING: Final = 30.0
+"""The most seconds that the largest request has for its way: what a publish has by default."""
 
 
 class RelayLiveness:
@@ -122,11 +126,12 @@ class RelayLiveness:
             self._is_probing = self.wants_ping = True
             self._ends_at = math.inf
 
-    def pinged(self, now: float, bytes_ahead: int) -> None:
-        """Note that the ping has been sent, after requests of this size that have no answer yet."""
+    def pinged(self, now: float, ahead: Sequence[int]) -> None:
+        """Note that the ping has been sent, after requests of these sizes that have no answer yet."""
         self.wants_ping = False
         if self._connected:
-            patience = self._patience + bytes_ahead / _SLOWEST_BYTES
+            largest = min(max(ahead, default=0) / _SLOWEST_BYTES_OF_ONE, _LONGEST_SENDING)
+            patience = self._patience + max(sum(ahead) / _SLOWEST_BYTES, largest)
             self._ping_timeout = min(patience, self._timeout) if self._is_probing else self._timeout
             self._ends_at = now + self._ping_timeout
             self.wake_at = min(self.wake_at, self._ends_at)

@@ -247,9 +247,9 @@ class Publishing:
             pending.due_at += by * pending.in_flight
 
     @property
-    def bytes_in_flight(self) -> int:
-        """The size of the packets that wait for an answer."""
-        return sum(len(pending.frame) for pending in self._pending.values() if pending.in_flight)
+    def sizes_in_flight(self) -> list[int]:
+        """The sizes of the packets that wait for an answer."""
+        return [len(pending.frame) for pending in self._pending.values() if pending.in_flight]
 
     def fail(self, error: StrataError) -> None:
         """End every publish with this error."""

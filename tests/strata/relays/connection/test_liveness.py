@@ -275,6 +275,16 @@ def test_large_packets_ahead_of_a_ping_give_it_time():
     assert program.core.is_gone
 
 
+def test_a_line_that_takes_long_for_one_large_packet_is_kept():
+    program = Program()
+    program.answers_pings = False  # the ping is behind the packet
+    handle = program.publish(size=200_000)
+    program.run(200_000 / 10_000)
+    assert program.pings and not program.core.is_gone
+    program.ok(handle)
+    assert len(program.outcomes()) == 1
+
+
 def test_a_relay_too_busy_for_pings_is_not_left_ever_so_often():
     program = Program()
     program.answers_pings = False

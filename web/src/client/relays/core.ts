@@ -293,7 +293,7 @@ export class Core {
 
   /** Do what is due at `now`. Early calls are harmless, and late ones after a `look`. */
   handleTimer(now: number): void {
-    this.liveness.handleTimer(now, this.isWaiting, this.publishing.bytesInFlight > 0);
+    this.liveness.handleTimer(now, this.isWaiting, this.publishing.sizesInFlight.length > 0);
     this.probeIfWanted(now);
     if (now >= this.authenticating.wakeAt) {
       this.authenticating.handleTimer(now);
@@ -414,7 +414,7 @@ export class Core {
   private probeIfWanted(now: number): void {
     if (!this.liveness.wantsProbe) return;
     const canProbe = this.announced?.extensions.has("history_marker") === true;
-    this.liveness.probed(now, canProbe ? this.publishing.bytesInFlight : undefined);
+    this.liveness.probed(now, canProbe ? this.publishing.sizesInFlight : undefined);
     if (!canProbe) return;
     const id = `k${++this.probes}`;
     this.probing.add(id);

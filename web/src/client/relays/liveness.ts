@@ -31,6 +31,10 @@ const SILENT_SECONDS = 2;
 const PROBE_SECONDS = 3;
 /** Bytes per second of the slowest line on which requests ahead of a probe do not count as silence. */
 const SLOWEST_BYTES = 65_536;
+/** The same for the largest request: nothing comes until all of it is there. */
+const SLOWEST_BYTES_OF_ONE = 8192;
+/** The most seconds that the largest request has for its way: what a publish has by default. */
+const LONGEST_SENDING = 30;
 
 /** Judges one relay over all connections. While there is none, only pauses are noted. */
 export class Liveness {
@@ -115,15 +119,18 @@ export class Liveness {
     if (now - this.heardAt >= SILENT_SECONDS) this.doubt();
   }
 
-  /** Note that the probe was sent, after requests of this size that have no answer yet; undefined if it cannot be. */
-  probed(now: number, bytesAhead: number | undefined): void {
+  /** Note that the probe was sent, after requests of these sizes that have no answer yet; undefined if it cannot be. */
+  probed(now: number, ahead: readonly number[] | undefined): void {
     this.wantsProbe = false;
-    if (bytesAhead === undefined) {
+    if (ahead === undefined) {
       this.isDoubting = false;
       return;
     }
     const { pingTimeout } = this.options;
-    this.timeout = this.isDoubting ? Math.min(this.patience + bytesAhead / SLOWEST_BYTES, pingTimeout) : pingTimeout;
+    const bytes = ahead.reduce((sum, size) => sum + size, 0);
+    const largest = Math.min(Math.max(0, ...ahead) / SLOWEST_BYTES_OF_ONE, LONGEST_SENDING);
+    const patience = this.patience + Math.max(bytes / SLOWEST_BYTES, largest);
+    this.timeout = this.isDoubting ? Math.min(patience, pingTimeout) : pingTimeout;
     this.endsAt = now + this.timeout;
     this.wakeAt = Math.min(this.wakeAt, this.endsAt);
   }

@@ -248,11 +248,9 @@ export class Publishing {
     }
   }
 
-  /** The size of the packets that wait for an answer. */
-  get bytesInFlight(): number {
-    let bytes = 0;
-    for (const { inFlight, frame } of this.pending.values()) if (inFlight) bytes += frame.length;
-    return bytes;
+  /** The sizes of the packets that wait for an answer. */
+  get sizesInFlight(): number[] {
+    return [...this.pending.values()].filter(({ inFlight }) => inFlight).map(({ frame }) => frame.length);
   }
 
   /** End every publish with this error. */

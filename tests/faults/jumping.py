@@ -79,8 +79,10 @@ class Jumping:
         behind = await self._published(_packet(self._signer, {"type": "POST"}))
         if behind is None:
             return False
-        if behind.get("code") != "key_revoked":
+        if behind["type"] == "OK":
             self._breaks("a revocation that was acknowledged had no effect", behind)
+        elif behind["code"] != "key_revoked":  # by a worker that has not followed the log to the key itself
+            return self._refused(behind)
         self._ledger.checked["jump of the clock"] += 1
         return not self._is_restored
 

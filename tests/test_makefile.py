@@ -23,8 +23,10 @@ def pins(lock: str) -> set[tuple[str, str]]:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """The files that the Makefile reads, and an installer that only records its requests."""
-    for name in ("Makefile", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for folder in ("client", "relayd", "pipeline", "testkit"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(ROOT / folder / "pyproject.toml", tmp_path / folder)
     shutil.copytree(ROOT / "locks", tmp_path / "locks")
     (tmp_path / "scripts").mkdir()
     (tmp_path / ".venv").mkdir()

@@ -56,7 +56,7 @@ _STORE = [
         ),
         (
             "a cursor needs no key",
-            "not hmac.compare_digest(mac.digest(), raw[length:]) or raw.hex()",
+            "not hmac.compare_digest(mac.digest(), raw[_PLACE_BYTES:]) or raw.hex()",
             "raw.hex()",
         ),
         (

@@ -12,6 +12,7 @@ import pytest
 from tests.support.bare_client import BareClient, open_client, publish_text
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess, frozen, running
+from tests.support.waiting import wait_until
 
 
 def url_of(relay: RelayProcess) -> str:
@@ -50,6 +51,7 @@ async def test_a_relay_whose_database_takes_no_writes_is_not_ready_though_nobody
         await connection.close()
         async with open_client(relay.ws) as client:
             assert (await client.publish(after))["type"] == "OK"
+        wait_until(lambda: relay.logged("database_back") >= 2, "the lines of both workers")
         assert relay.logged("database_lost") == 2 == relay.logged("database_back")
 
 

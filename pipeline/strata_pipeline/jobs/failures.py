@@ -15,7 +15,7 @@ from strata_pipeline.log.database import without_password
 
 __all__ = ["Refused", "translate_failures"]
 
-_OURS = re.compile(r"(?:strata_pipeline\.errors|strata\.protocol\.lake(?:\.\w+)*)\.(\w+): (.+)")
+_OURS = re.compile(r"(?:strata_pipeline\.(?:errors|lake_format(?:\.\w+)*))\.(\w+): (.+)")
 
 
 @contextlib.contextmanager

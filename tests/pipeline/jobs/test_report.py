@@ -135,7 +135,7 @@ def test_a_day_is_kept_for_as_long_as_it_does_not_grow(tmp_path):
     assert kept(tmp_path / "days", "2026-11-21", day.tip) == day
     assert kept(tmp_path / "days", "2026-11-21", "cd" * 32) is None
     assert kept(tmp_path / "days", "2026-11-20", day.tip) is None
-    for name in ("_2026-11-21.77", "_2026-11-20.json.78", "_notes.79"):
+    for name in ("_2026-11-20.json.78", "_notes.79"):
         (tmp_path / "days" / name).write_text("half")
         os.utime(tmp_path / "days" / name, (0, 0))
     forget_changed(tmp_path / "days", lambda _: day.tip)

@@ -23,7 +23,8 @@ def test_all_agree_and_nothing_is_lost_or_doubled(first):
     command = [
         sys.executable,
         "-m",
-        "strata_testkit.sim",
+        "strata",
+        "simulate",
         "--first",
         str(first),
         "--worlds",

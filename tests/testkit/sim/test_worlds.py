@@ -264,7 +264,7 @@ def test_curves_are_measured():
 
 def command(*arguments):
     done = subprocess.run(
-        [sys.executable, "-m", "strata_testkit.sim", *arguments, "--jobs", "1"],
+        [sys.executable, "-m", "strata", "simulate", *arguments, "--jobs", "1"],
         capture_output=True,
         text=True,
         check=False,
